@@ -1,0 +1,126 @@
+"""What an adapter must do: know one training framework's tensors, gradients, groups and hooks.
+
+The adapter finds and names things; it moves no bytes (memory backends do) and knows no states (the table does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import frozen
+
+from states.resources import Region, Slot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(eq=False)
+class OwnedTensor:
+    """A tensor the actor owns and where it belongs."""
+
+    name: str
+    tensor: Tensor
+    region: Region
+    slot: Slot
+
+
+class Gate(Protocol):
+    """What hooks ask and tell. Implemented by the controller; hooks hold it weakly."""
+
+    def permit(self, operation: str) -> None:
+        """Raise TransitionRefused (or Faulted) unless the table allows this operation now.
+
+        Operations: ``forward``, ``backward``, ``step``, ``state_dict``, ``load_state_dict``,
+        ``optimizer_state_dict``, ``load_optimizer_state_dict``.
+        """
+        ...
+
+    def content_epoch(self) -> int:
+        """A number that changes whenever the device's weights are overwritten by the controller."""
+        ...
+
+    def backward_seen(self) -> None: ...
+
+    def step_begins(self) -> None:
+        """Before an optimizer step: refused, or outside a phase the start of an implicit one."""
+        ...
+
+    def step_ends(self) -> None: ...
+
+    def optimizer_loaded(self) -> None:
+        """After optimizer.load_state_dict: its state tensors are new objects."""
+        ...
+
+
+class Adapter(Protocol):
+    """One model (with its optimizers) in one framework. Methods run on the event's thread, on every rank."""
+
+    name: str
+
+    def tensors(self) -> tuple[OwnedTensor, ...]:
+        """Every tensor of regions ``weights`` and ``rest``, in a stable order, aliases included.
+
+        Raises ManifestError naming each tensor that belongs to no region and was not waived.
+        """
+        ...
+
+    def optimizer_tensors(self) -> tuple[OwnedTensor, ...]:
+        """Every tensor of optimizer state that exists now, in a stable, append-only order."""
+        ...
+
+    def remember(self) -> None:
+        """Take the present structure as the attached one."""
+        ...
+
+    def check(self) -> None:
+        """Raise ManifestError naming what was added, removed, replaced, re-tied, cast or reshaped since."""
+        ...
+
+    def truncate_optimizer(self, names: Collection[str]) -> None:
+        """Remove optimizer state whose name is not given (an aborted phase that made the first state)."""
+        ...
+
+    def grad_bytes(self) -> int: ...
+
+    def discard_grads(self) -> int:
+        """Drop all gradients, remembering which parameters had one. Returns the bytes."""
+        ...
+
+    def zero_grads(self) -> int:
+        """Zero gradients for those parameters whose gradient was discarded and is still absent. Returns the bytes."""
+        ...
+
+    def workspace_bytes(self) -> int: ...
+
+    def drop_workspaces(self) -> int: ...
+
+    def graphs_captured(self) -> bool:
+        """Whether device graphs with baked-in addresses exist; unknown counts as True."""
+        ...
+
+    def has_groups(self) -> bool: ...
+
+    def suspend_groups(self) -> None: ...
+
+    def reload_groups(self) -> None: ...
+
+    def settle(self) -> None:
+        """Wait for asynchronous readers and writers of the actor's memory (checkpoint writers, offload streams)."""
+        ...
+
+    def install(self, gate: Gate) -> None:
+        """Install the hooks; called once, at attach."""
+        ...
+
+    def guard_released(self, released: bool) -> None:
+        """Weights are released (or back): while they are, a forward of any module must be refused first."""
+        ...
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        ...
+
+
+AnyModel = Any

@@ -1,0 +1,45 @@
+"""What a host store must do: give out buffers for copies of parts. Which part is in which buffer is not its business."""
+
+from __future__ import annotations
+
+from mmap import mmap
+from typing import Protocol
+
+from attrs import frozen
+
+from states.resources import Copy
+
+
+@frozen(eq=False)
+class HostBuffer:
+    """One buffer: ``nbytes`` usable bytes at the start of ``memory``; ``fd`` is set where another process may map it.
+
+    The ``mmap`` is never closed by hand (a tensor over it would then read unmapped memory); it goes with its last user.
+    """
+
+    id: int
+    nbytes: int
+    memory: mmap
+    fd: int | None
+
+
+class HostStore(Protocol):
+    """Allocates and frees buffers. Never re-uses one: that is ``lifecycle.hoststore.pool``'s work."""
+
+    name: str
+    copy: Copy  # HOST or DISK: what a part in such a buffer counts as
+
+    def allocate(self, nbytes: int) -> HostBuffer:
+        """A zeroed buffer whose every byte is really reserved, so that writing it can not fail later.
+
+        Raises OSError or MemoryError when there is no room; nothing is kept then.
+        """
+        ...
+
+    def free(self, buffer: HostBuffer) -> None:
+        """Give the buffer's bytes back, also while another process still has it mapped (it keeps its mapping)."""
+        ...
+
+    def close(self) -> None:
+        """Free every buffer that is left."""
+        ...
