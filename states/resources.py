@@ -67,3 +67,52 @@ class Copy(StrEnum):
     HOST = "host"
     DISK = "disk"
     MASTER = "master"
+
+
+class Fact(StrEnum):
+    """What can be true of an actor. States hold or lack facts, effects need, give and take them, guards ask for them.
+
+    The facts up to ``HOOKS`` describe resources: contracts and effects are written in them. The rest are conditions of
+    one call, observed when an event is asked for; only guards use them.
+    """
+
+    # regions mapped on the device
+    WEIGHTS = "weights mapped"
+    GRADS = "gradients present"
+    OPTIMIZER = "optimizer mapped"
+    WORKSPACES = "workspaces present"
+    REST = "rest mapped"
+    # valid contents of what is mapped
+    VERSION_SHOWN = "device holds the version of the state's tag, unless a load is open"
+    OPTIMIZER_VALID = "optimizer state valid on the device"
+    REST_VALID = "rest valid on the device"
+    # copies elsewhere
+    VERSIONS_COPIED = "every referenced part the device may lose has another copy"
+    BACKUPS_COPIED = "optimizer state and rest have another copy"
+    # open business
+    WORKING = "a training phase is open"
+    LOADING = "a load is open"
+    GROUPS = "process groups up"
+    SYNC_GROUPS = "process groups raised for a sync alone"
+    SOURCE_LEASED = "sync source leased"
+    ENGINES_PAUSED = "engines paused by the sync"
+    UPDATE_OPEN = "engines hold a half-received update"
+    CHECKED = "structure checked in this event"
+    VERIFIED = "device bytes compared with their version in this event"
+    HOOKS = "hooks installed"
+
+    # conditions of one call
+    SCOPE_OPEN = "a scope is open"
+    BACKWARD_LEFT = "gradients of a backward outside a phase are left"
+    DEVICE_LEASED = "device weights are being read"
+    MEMORY_SHORT = "free memory is too little"
+    GRAPHS_PIN_ADDRESSES = "captured graphs would read moved memory"
+    TAG_IS_ACTOR = "the tag is 'actor'"
+    TAG_IS_SHOWN = "the device shows the tag"
+    OF_WORKING = "the other tag points at a working version"
+    ROTATES_SHOWN = "a rotation would move 'actor' or the tag that the device shows"
+    NO_OPTIMIZER = "no optimizer is attached"
+    WEIGHTS_LOST = "the weights region is released"
+
+
+CONDITIONS = frozenset(list(Fact)[list(Fact).index(Fact.SCOPE_OPEN) :])

@@ -1,0 +1,177 @@
+"""What can be wrong with a declaration. Every check returns findings; none stops at the first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from states.resources import CONDITIONS, Fact
+from states.spec import ORIGIN, SAME, Effect, MachineSpec, Match, Row, State, fold
+
+
+def problems(spec: MachineSpec) -> list[str]:
+    """Every finding, names before rows, rows before graph: later checks run only on names that resolve."""
+    found = [*_duplicates(spec), *_unknown_names(spec), *_bad_facts(spec)]
+    if found:
+        return found
+    return [*_bad_rows(spec), *_unreachable(spec), *_trapped(spec), *_broken_contracts(spec)]
+
+
+def _duplicates(spec: MachineSpec) -> Iterator[str]:
+    kinds = {"state": spec.states, "event": spec.events, "effect": spec.effects, "guard": spec.guards}
+    for kind, values in kinds.items():
+        for name, count in Counter(value.name for value in values).items():
+            if count > 1:
+                yield f"{kind} {name!r} is declared {count} times"
+    keys = Counter((r.event, r.source, r.match, r.when, r.unless) for r in spec.rows)
+    for (event, source, match, *_), count in keys.items():
+        if count > 1:
+            yield f"row {event} from {source} ({match} tag) is declared {count} times"
+
+
+def _unknown_names(spec: MachineSpec) -> Iterator[str]:
+    states = {s.name for s in spec.states}
+    events = {e.name for e in spec.events}
+    effects = {e.name for e in spec.effects}
+    guards = {g.name for g in spec.guards}
+    if spec.initial not in states:
+        yield f"initial state {spec.initial!r} is not declared"
+    for row in spec.rows:
+        where = describe(row)
+        yield from _missing(where, "event", [row.event], events)
+        yield from _missing(where, "source", [row.source], states)
+        yield from _missing(where, "target", [row.target], states | {SAME, ORIGIN})
+        yield from _missing(where, "effect", row.effects, effects)
+        yield from _missing(where, "guard", row.guards, guards)
+    for effect in spec.effects:
+        yield from _missing(f"effect {effect.name}", "inverse", [effect.inverse or spec.agree], effects)
+    for use in spec.uses:
+        yield from _missing(f"use {use.operation}", "state", use.states, states)
+    for advice in spec.advice:
+        yield from _missing(f"advice on {advice.event}", "event", [advice.event], events)
+        yield from _missing(f"advice on {advice.event}", "state", [advice.state], states)
+
+
+def _missing(where: str, kind: str, names: Iterable[str], known: set[str]) -> Iterator[str]:
+    for name in names:
+        if name not in known:
+            yield f"{where}: unknown {kind} {name!r}"
+
+
+def _bad_facts(spec: MachineSpec) -> Iterator[str]:
+    for state in spec.states:
+        for fact in sorted(state.holds & state.lacks):
+            yield f"state {state.name} both holds and lacks {fact.name}"
+        for fact in sorted((state.holds | state.lacks) & CONDITIONS):
+            yield f"state {state.name} is declared over {fact.name}, a condition of one call"
+    for effect in spec.effects:
+        for fact in sorted((effect.needs & effect.forbids) | (effect.gives & effect.takes)):
+            yield f"effect {effect.name} contradicts itself about {fact.name}"
+        for fact in sorted((effect.needs | effect.forbids | effect.gives | effect.takes) & CONDITIONS):
+            yield f"effect {effect.name} is declared over {fact.name}, a condition of one call"
+
+
+def _bad_rows(spec: MachineSpec) -> Iterator[str]:
+    for row in spec.rows:
+        if spec.state(row.source).final and row.target != SAME:
+            yield f"{describe(row)}: leaves a final state"
+        if row.target == ORIGIN and not spec.state(row.source).per_origin:
+            yield f"{describe(row)}: {row.source} does not remember an origin"
+        if row.target not in (SAME, ORIGIN) and spec.state(row.target).per_tag and row.match is not Match.OTHER:
+            yield f"{describe(row)}: {row.target} needs a tag other than 'actor'"
+        yield from _bad_order(spec, row)
+
+
+def _bad_order(spec: MachineSpec, row: Row) -> Iterator[str]:
+    """Undoable effects before ``agree``; nothing that can only refuse after a fatal effect."""
+    if spec.agree in row.effects:
+        for name in row.effects[: row.effects.index(spec.agree)]:
+            if not spec.effect(name).undoable:
+                yield f"{describe(row)}: {name} can not be undone, so it must come after {spec.agree}"
+    for name, count in Counter(row.effects).items():
+        if count > 1:
+            yield f"{describe(row)}: effect {name} stands {count} times"
+
+
+def _targets(spec: MachineSpec, row: Row) -> set[str]:
+    if row.target == SAME:
+        return {row.source}
+    if row.target == ORIGIN:
+        return {r.source for r in spec.rows if r.target == row.source}
+    return {row.target}
+
+
+def _reachable(spec: MachineSpec, start: str) -> set[str]:
+    seen, todo = {start}, [start]
+    while todo:
+        source = todo.pop()
+        for row in spec.rows_from(source):
+            fresh = _targets(spec, row) - seen
+            seen |= fresh
+            todo += fresh
+    return seen
+
+
+def _unreachable(spec: MachineSpec) -> Iterator[str]:
+    reached = _reachable(spec, spec.initial)
+    for state in spec.states:
+        if state.name not in reached:
+            yield f"state {state.name} can not be reached from {spec.initial}"
+
+
+def _trapped(spec: MachineSpec) -> Iterator[str]:
+    ways_out = {s.name for s in spec.states if s.final} | {spec.initial}
+    for state in spec.states:
+        if not _reachable(spec, state.name) & ways_out:
+            yield f"state {state.name} leads neither to {spec.initial} nor to a final state"
+
+
+def known_at(spec: MachineSpec, row: Row) -> Iterator[tuple[str, dict[Fact, bool]]]:
+    """What is known when the row's effects start (source contract and guards), with the origin it is known for."""
+    for origin, facts in _contracts(spec, spec.state(row.source)):
+        known = dict(facts)
+        for guard in (spec.guard(name) for name in row.guards):
+            known |= dict.fromkeys(guard.requires - CONDITIONS, True) | dict.fromkeys(guard.forbids - CONDITIONS, False)
+        yield origin, known
+
+
+def _contracts(spec: MachineSpec, state: State) -> Iterator[tuple[str, dict[Fact, bool]]]:
+    """The state's contract; for a per-origin state, what each way in leaves known."""
+    own = dict.fromkeys(state.holds, True) | dict.fromkeys(state.lacks, False)
+    if not state.per_origin:
+        yield state.name, own
+        return
+    for row in (r for r in spec.rows if r.target == state.name):
+        for origin, known in known_at(spec, row):
+            for effect in (spec.effect(name) for name in row.effects):
+                known = fold(known, effect)
+            yield origin, {**known, **own}
+
+
+def _broken_contracts(spec: MachineSpec) -> Iterator[str]:
+    for row in spec.rows:
+        for origin, known in known_at(spec, row):
+            yield from _walk(spec, row, origin, known)
+
+
+def _walk(spec: MachineSpec, row: Row, origin: str, known: dict[Fact, bool]) -> Iterator[str]:
+    for effect in (spec.effect(name) for name in row.effects):
+        yield from _unmet(row, effect, known)
+        known = fold(known, effect)
+    target = spec.state({SAME: row.source, ORIGIN: origin}.get(row.target, row.target))
+    for fact in sorted(f for f in target.holds if known.get(f) is not True):
+        yield f"{describe(row)}: {target.name} must hold {fact.name}, which nothing here makes true"
+    for fact in sorted(f for f in target.lacks if known.get(f) is not False):
+        yield f"{describe(row)}: {target.name} must lack {fact.name}, which nothing here makes false"
+
+
+def _unmet(row: Row, effect: Effect, known: dict[Fact, bool]) -> Iterator[str]:
+    for fact in sorted(f for f in effect.needs if known.get(f) is not True):
+        yield f"{describe(row)}: effect {effect.name} needs {fact.name}, which is not known to be true there"
+    for fact in sorted(f for f in effect.forbids if known.get(f) is not False):
+        yield f"{describe(row)}: effect {effect.name} forbids {fact.name}, which is not known to be false there"
+
+
+def describe(row: Row) -> str:
+    tag = "" if row.match is Match.NONE else f"({row.match})"
+    return f"row {row.event}{tag} {row.source} -> {row.target}"

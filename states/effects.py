@@ -1,0 +1,297 @@
+"""The effect catalogue: what each step needs, forbids, gives and takes, and how it is undone.
+
+Effects are idempotent: each acts only where there is something to do, so a row lists all that may be needed and the
+plan names what will be. An inverse is also run for an effect that stopped half-way.
+"""
+
+from __future__ import annotations
+
+from states.resources import Fact as F
+from states.spec import Effect
+
+EFFECTS: tuple[Effect, ...] = (
+    # looking, before anything is touched
+    Effect("settle_writers", "Wait for asynchronous checkpoint writers and copies in flight.", harmless=True),
+    Effect(
+        "check_structure",
+        "Compare the model with its manifest: added, removed, replaced, re-tied, cast, reshaped.",
+        needs=[F.HOOKS],
+        gives=[F.CHECKED],
+        harmless=True,
+    ),
+    Effect(
+        "verify_weights",
+        "Compare the device's fingerprint with the version's, where this event destroys or publishes it.",
+        needs=[F.WEIGHTS, F.VERSION_SHOWN, F.CHECKED],
+        gives=[F.VERIFIED],
+        harmless=True,
+    ),
+    Effect(
+        "check_copies",
+        "Make sure that every tag has a complete copy off the device.",
+        gives=[F.VERSIONS_COPIED, F.BACKUPS_COPIED],
+        harmless=True,
+    ),
+    # copies
+    Effect(
+        "copy_out_weights",
+        "Copy to the host those parts that this event may overwrite or needs there and that have no copy.",
+        needs=[F.WEIGHTS, F.VERSION_SHOWN, F.VERIFIED],
+        gives=[F.VERSIONS_COPIED],
+        harmless=True,  # a valid copy more breaks nothing; a half-made one is never recorded
+    ),
+    Effect(
+        "adopt_optimizer_state",
+        "Take over the memory of optimizer state that has appeared.",
+        needs=[F.CHECKED],
+        harmless=True,
+    ),
+    Effect(
+        "back_up_regions",
+        "Copy to the host the optimizer state and the rest, where changed since their last copy.",
+        gives=[F.BACKUPS_COPIED],
+        harmless=True,
+    ),
+    Effect("agree", "All ranks agree to go on; on one rank there is nothing to do.", harmless=True),
+    # releasing
+    Effect(
+        "drop_workspaces",
+        "Drop cached pure functions of the weights. Never under captured graphs (radixark/miles#2142).",
+        takes=[F.WORKSPACES],
+    ),
+    Effect(
+        "discard_grads",
+        "Drop the gradients; they come back as zeros.",
+        forbids=[F.WORKING],
+        takes=[F.GRADS],
+    ),
+    Effect("collect_memory", "Return dropped memory to the system.", harmless=True),
+    Effect(
+        "suspend_groups",
+        "Take process groups down, in the same order on every rank.",
+        takes=[F.GROUPS],
+        inverse="reload_groups",
+    ),
+    Effect(
+        "pause_regions",
+        "Release the memory of the regions.",
+        needs=[F.VERSIONS_COPIED, F.BACKUPS_COPIED],
+        forbids=[F.WORKING, F.LOADING, F.WORKSPACES, F.GRADS, F.GROUPS],
+        takes=[F.WEIGHTS, F.OPTIMIZER, F.REST, F.VERSION_SHOWN, F.OPTIMIZER_VALID, F.REST_VALID],
+        fatal=True,
+    ),
+    # taking back
+    Effect(
+        "resume_actor_regions",
+        "Map weights, optimizer and rest again.",
+        gives=[F.WEIGHTS, F.OPTIMIZER, F.REST],
+        inverse="pause_resumed",
+        fatal=True,
+    ),
+    Effect(
+        "resume_forward_regions",
+        "Map weights and rest again: what a forward needs.",
+        gives=[F.WEIGHTS, F.REST],
+        inverse="pause_resumed",
+        fatal=True,
+    ),
+    Effect("pause_resumed", "Release again what this event had mapped.", harmless=True, fatal=True),
+    Effect("reload_groups", "Bring process groups back.", gives=[F.GROUPS], inverse="suspend_groups"),
+    Effect(
+        "restore_rest",
+        "Copy the rest back, where the device does not hold it.",
+        needs=[F.REST],
+        gives=[F.REST_VALID],
+        harmless=True,
+    ),
+    Effect(
+        "restore_optimizer",
+        "Copy the optimizer state back, where the device does not hold it.",
+        needs=[F.OPTIMIZER],
+        gives=[F.OPTIMIZER_VALID],
+        harmless=True,
+    ),
+    Effect(
+        "restore_weights",
+        "Copy the parts of the tag's version that the device does not hold.",
+        needs=[F.WEIGHTS, F.VERSIONS_COPIED],
+        forbids=[F.WORKING],
+        gives=[F.VERSION_SHOWN],
+        inverse="restore_shown",
+    ),
+    Effect("restore_shown", "Copy back the version that the state shows.", needs=[F.WEIGHTS], gives=[F.VERSION_SHOWN]),
+    # training
+    Effect(
+        "open_phase",
+        "'actor' points at a working version that lives on the device alone.",
+        needs=[F.VERSION_SHOWN, F.OPTIMIZER_VALID, F.VERIFIED, F.VERSIONS_COPIED],
+        forbids=[F.WORKING, F.LOADING],
+        gives=[F.WORKING],
+        takes=[F.VERSIONS_COPIED, F.BACKUPS_COPIED],
+        inverse="cancel_phase",
+    ),
+    Effect("cancel_phase", "Nothing was trained yet: 'actor' points at its version again.", takes=[F.WORKING]),
+    Effect("zero_grads", "Gradients that a sleep discarded come back as zeros.", gives=[F.GRADS], harmless=True),
+    Effect(
+        "freeze_version",
+        "Fingerprint the working version and give it its number.",
+        needs=[F.WORKING, F.CHECKED],
+        gives=[F.VERSION_SHOWN],
+        takes=[F.WORKING],
+        harmless=True,  # the last effect of its rows: it either has frozen the version or has changed nothing
+    ),
+    Effect(
+        "settle_phase",
+        "Decide by fingerprint whether an aborted phase changed anything: the old version again, or a new one.",
+        needs=[F.WORKING],
+        gives=[F.VERSION_SHOWN],
+        takes=[F.WORKING],
+        harmless=True,
+    ),
+    Effect(
+        "restore_base",
+        "Put back weights and optimizer state from before an aborted phase, where that is wanted and a copy exists.",
+        needs=[F.VERSION_SHOWN],
+        forbids=[F.WORKING],
+        inverse="restore_shown",
+    ),
+    # weights from outside
+    Effect(
+        "open_load",
+        "What the device holds from here on is the caller's, to become the tag's new version.",
+        needs=[F.VERSION_SHOWN, F.VERIFIED, F.VERSIONS_COPIED],
+        forbids=[F.WORKING, F.LOADING],
+        gives=[F.LOADING],
+        inverse="cancel_load",
+    ),
+    Effect("cancel_load", "Nothing was written yet: the device shows its version.", takes=[F.LOADING]),
+    Effect(
+        "freeze_load",
+        "Fingerprint what was written; it is the tag's new version.",
+        needs=[F.LOADING, F.CHECKED],
+        takes=[F.LOADING, F.VERSION_SHOWN],
+        gives=[F.VERIFIED],
+        harmless=True,
+    ),
+    Effect(
+        "copy_out_loaded",
+        "Copy the new version to the host where the device goes back to another one.",
+        needs=[F.WEIGHTS, F.VERIFIED],
+        forbids=[F.LOADING],
+        gives=[F.VERSIONS_COPIED],
+        harmless=True,
+    ),
+    Effect(
+        "drop_load",
+        "Forget what a failed load wrote.",
+        takes=[F.LOADING, F.VERSION_SHOWN],
+        gives=[F.VERSIONS_COPIED],  # open_load had them copied, and nothing else was written since
+        harmless=True,
+    ),
+    Effect(
+        "adopt_weights",
+        "What the device holds becomes the shown tag's new version.",
+        needs=[F.WEIGHTS, F.CHECKED],
+        forbids=[F.WORKING, F.LOADING],
+        gives=[F.VERSION_SHOWN],
+        harmless=True,
+    ),
+    Effect("move_tag", "The tag points at the other tag's version.", harmless=True),
+    # sync
+    Effect(
+        "raise_sync_groups",
+        "Bring process groups up for this sync, where they are down.",
+        gives=[F.SYNC_GROUPS],
+        inverse="lower_sync_groups",
+    ),
+    Effect("lower_sync_groups", "Take down the groups raised for this sync.", takes=[F.SYNC_GROUPS], harmless=True),
+    Effect("connect_engines", "Choose each engine's transport, outside the memory backend's pools.", harmless=True),
+    Effect(
+        "lease_source",
+        "Choose the readable copies of the version, device first, and lease them.",
+        gives=[F.SOURCE_LEASED],
+        inverse="release_source",
+    ),
+    Effect("release_source", "End the lease.", takes=[F.SOURCE_LEASED], harmless=True),
+    Effect(
+        "pause_generation",
+        "Engines stop generating; no request is admitted.",
+        needs=[F.SOURCE_LEASED],
+        gives=[F.ENGINES_PAUSED],
+        inverse="continue_untouched",
+    ),
+    Effect(
+        "continue_untouched",
+        "Engines that saw no byte go on as before; the others stay paused.",
+        takes=[F.ENGINES_PAUSED],
+        harmless=True,
+    ),
+    Effect("flush_caches", "Engines drop what was derived from old weights.", needs=[F.ENGINES_PAUSED], harmless=True),
+    Effect(
+        "send_weights",
+        "Engines take the leased bytes; from the first byte on they hold no version.",
+        needs=[F.SOURCE_LEASED, F.ENGINES_PAUSED],
+        gives=[F.UPDATE_OPEN],
+        inverse="abort_updates",
+    ),
+    Effect(
+        "abort_updates",
+        "Engines that saw a byte hold no version and stay paused.",
+        takes=[F.UPDATE_OPEN],
+        harmless=True,
+    ),
+    Effect(
+        "check_engines",
+        "Compare fingerprints in the engines with the version's.",
+        needs=[F.UPDATE_OPEN],
+        harmless=True,
+    ),
+    Effect(
+        "end_updates",
+        "Engines take the version's number.",
+        needs=[F.UPDATE_OPEN],
+        takes=[F.UPDATE_OPEN],
+        inverse="abort_updates",
+    ),
+    Effect(
+        "publish_version",
+        "Every engine holds the version: it is the published one.",
+        forbids=[F.UPDATE_OPEN],
+        inverse="withdraw_version",
+    ),
+    Effect("withdraw_version", "The published version is the one before.", harmless=True),
+    Effect("rotate_tags", "Move the tags that rotate after a sync.", forbids=[F.UPDATE_OPEN], inverse="rotate_back"),
+    Effect("rotate_back", "Tags point where they pointed before.", harmless=True),
+    Effect(
+        "continue_generation",
+        "Engines generate again.",
+        forbids=[F.UPDATE_OPEN],
+        takes=[F.ENGINES_PAUSED],
+        inverse="abort_updates",
+    ),
+    # ends
+    Effect("read_back", "Measure what is mapped and what the device really holds.", harmless=True),
+    Effect(
+        "close_open_business",
+        "End an open phase or load: what the device holds is kept as a version where it is whole.",
+        takes=[F.WORKING, F.LOADING],
+        harmless=True,
+    ),
+    Effect(
+        "copy_out_survivors",
+        "Copy to the host what the device alone holds.",
+        gives=[F.VERSIONS_COPIED, F.BACKUPS_COPIED],
+        harmless=True,
+    ),
+    Effect(
+        "restore_actor",
+        "Copy back the actor's version; what the device showed is not needed any more.",
+        needs=[F.WEIGHTS],
+        forbids=[F.WORKING, F.LOADING],
+        gives=[F.VERSION_SHOWN],
+        inverse="restore_shown",
+    ),
+    Effect("bring_back", "Put the actor's weights back on the device as far as possible.", harmless=True),
+    Effect("remove_hooks", "Take all hooks off.", takes=[F.HOOKS]),
+    Effect("free_copies", "Give all host buffers back.", takes=[F.VERSIONS_COPIED, F.BACKUPS_COPIED]),
+)
