@@ -7,62 +7,67 @@ paused, workspaces and gradients go before process groups, groups before memory;
 from __future__ import annotations
 
 from states.effects import EFFECTS
-from states.resources import Fact as F
+from states.resources import Fact
 from states.spec import ORIGIN, SAME, Advice, Event, Guard, MachineSpec, Match, Row, State, Use
 
-_NO_SYNC = (F.SYNC_GROUPS, F.SOURCE_LEASED, F.ENGINES_PAUSED, F.UPDATE_OPEN)
+_NO_SYNC = (Fact.SYNC_GROUPS, Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN)
 
 STATES = (
     State(
         "RESIDENT",
         "The device holds what 'actor' points at. The only state that trains.",
         holds=[
-            F.WEIGHTS,
-            F.OPTIMIZER,
-            F.REST,
-            F.VERSION_SHOWN,
-            F.OPTIMIZER_VALID,
-            F.REST_VALID,
-            F.GROUPS,
-            F.HOOKS,
+            Fact.WEIGHTS,
+            Fact.OPTIMIZER,
+            Fact.REST,
+            Fact.VERSION_SHOWN,
+            Fact.OPTIMIZER_VALID,
+            Fact.REST_VALID,
+            Fact.GROUPS,
+            Fact.HOOKS,
         ],
         lacks=_NO_SYNC,
     ),
     State(
         "SWITCHED",
         "The device holds another tag's version: forward only.",
-        holds=[F.WEIGHTS, F.REST, F.VERSION_SHOWN, F.REST_VALID, F.GROUPS, F.HOOKS],
-        lacks=[F.WORKING, *_NO_SYNC],
+        holds=[Fact.WEIGHTS, Fact.REST, Fact.VERSION_SHOWN, Fact.REST_VALID, Fact.GROUPS, Fact.HOOKS],
+        lacks=[Fact.WORKING, *_NO_SYNC],
         per_tag=True,
     ),
     State(
         "ASLEEP",
         "Memory is released, except kept regions; every tag has a copy elsewhere.",
-        holds=[F.VERSIONS_COPIED, F.BACKUPS_COPIED, F.HOOKS],
+        holds=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.HOOKS],
         lacks=[
-            F.WEIGHTS,
-            F.GRADS,
-            F.OPTIMIZER,
-            F.WORKSPACES,
-            F.REST,
-            F.VERSION_SHOWN,
-            F.OPTIMIZER_VALID,
-            F.REST_VALID,
-            F.GROUPS,
-            F.WORKING,
-            F.LOADING,
+            Fact.WEIGHTS,
+            Fact.GRADS,
+            Fact.OPTIMIZER,
+            Fact.WORKSPACES,
+            Fact.REST,
+            Fact.VERSION_SHOWN,
+            Fact.OPTIMIZER_VALID,
+            Fact.REST_VALID,
+            Fact.GROUPS,
+            Fact.WORKING,
+            Fact.LOADING,
             *_NO_SYNC,
         ],
     ),
     State(
         "SYNCING",
         "A version is on its way to the engines; remembers where it came from.",
-        holds=[F.SOURCE_LEASED, F.HOOKS],
-        lacks=[F.WORKING, F.LOADING, F.ENGINES_PAUSED, F.UPDATE_OPEN],
+        holds=[Fact.SOURCE_LEASED, Fact.HOOKS],
+        lacks=[Fact.WORKING, Fact.LOADING, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
         per_origin=True,
     ),
-    State("FAULTED", "An effect stopped half-way and could not be undone.", holds=[F.HOOKS]),
-    State("CLOSED", "Hooks are off and everything is given back.", lacks=[F.HOOKS, F.WORKING, F.LOADING], final=True),
+    State("FAULTED", "An effect stopped half-way and could not be undone.", holds=[Fact.HOOKS]),
+    State(
+        "CLOSED",
+        "Hooks are off and everything is given back.",
+        lacks=[Fact.HOOKS, Fact.WORKING, Fact.LOADING],
+        final=True,
+    ),
 )
 
 EVENTS = (
@@ -74,6 +79,7 @@ EVENTS = (
     Event("abort_training", "Close the phase without a result."),
     Event("discard_grads", "Give up gradients now."),
     Event("tag", "Point a tag at another tag's version."),
+    Event("load_optimizer", "The optimizer's state was replaced from outside.", internal=True),
     Event("load", "Let the caller write weights that become the tag's new version."),
     Event("finish_load", "The caller has written them.", internal=True),
     Event("abort_load", "The caller failed to.", internal=True),
@@ -91,55 +97,55 @@ GUARDS = (
         "no_phase",
         "a training phase is open",
         "Call end_training() or abort_training() first.",
-        forbids=[F.WORKING],
+        forbids=[Fact.WORKING],
     ),
-    Guard("in_phase", "no training phase is open", "Call begin_training() first.", requires=[F.WORKING]),
-    Guard("no_load", "a load is open", "Leave the loading() block first.", forbids=[F.LOADING]),
-    Guard("in_load", "no load is open", "Use loading(tag).", requires=[F.LOADING]),
+    Guard("in_phase", "no training phase is open", "Call begin_training() first.", requires=[Fact.WORKING]),
+    Guard("no_load", "a load is open", "Leave the loading() block first.", forbids=[Fact.LOADING]),
+    Guard("in_load", "no load is open", "Use loading(tag).", requires=[Fact.LOADING]),
     Guard(
         "no_scope",
         "a using() or hold() scope is open",
         "Leave it first; leaving the outermost goes back to sleep by itself.",
-        forbids=[F.SCOPE_OPEN],
+        forbids=[Fact.SCOPE_OPEN],
     ),
     Guard(
         "no_backward_left",
         "gradients of a backward outside any phase are left",
         "Step the optimizer, or give them up with discard_grads() or zero_grad().",
-        forbids=[F.BACKWARD_LEFT],
+        forbids=[Fact.BACKWARD_LEFT],
     ),
     Guard(
         "no_device_reader",
         "weights() is reading the device",
         "Leave the weights() block first.",
-        forbids=[F.DEVICE_LEASED],
+        forbids=[Fact.DEVICE_LEASED],
     ),
-    Guard("memory_free", "too little memory is free", "Release memory elsewhere first.", forbids=[F.MEMORY_SHORT]),
+    Guard("memory_free", "too little memory is free", "Release memory elsewhere first.", forbids=[Fact.MEMORY_SHORT]),
     Guard(
         "addresses_free",
         "CUDA graphs may have been captured over memory whose addresses this backend can not keep",
         "Use the torch_memory_saver backend, or drop the graphs.",
-        forbids=[F.GRAPHS_PIN_ADDRESSES],
+        forbids=[Fact.GRAPHS_PIN_ADDRESSES],
     ),
     Guard(
         "has_optimizer",
         "no optimizer is attached",
         "Give one to ActorLifecycle(optimizer=...).",
-        forbids=[F.NO_OPTIMIZER],
+        forbids=[Fact.NO_OPTIMIZER],
     ),
-    Guard("not_actor", "'actor' follows training", "Move another tag.", forbids=[F.TAG_IS_ACTOR]),
-    Guard("not_shown", "the device shows this tag", "Switch to another tag first.", forbids=[F.TAG_IS_SHOWN]),
+    Guard("not_actor", "'actor' follows training", "Move another tag.", forbids=[Fact.TAG_IS_ACTOR]),
+    Guard("not_shown", "the device shows this tag", "Switch to another tag first.", forbids=[Fact.TAG_IS_SHOWN]),
     Guard(
         "of_frozen",
         "the other tag points at a working version",
         "End the training phase first.",
-        forbids=[F.OF_WORKING],
+        forbids=[Fact.OF_WORKING],
     ),
     Guard(
         "rotation_hidden",
         "the rotation would move 'actor' or the tag that the device shows",
         "Rotate other tags, or switch away first.",
-        forbids=[F.ROTATES_SHOWN],
+        forbids=[Fact.ROTATES_SHOWN],
     ),
 )
 
@@ -184,7 +190,15 @@ _HOME = (
     "restore_weights",
     "restore_optimizer",
 )
-_BEGIN = ("check_structure", "verify_weights", "copy_out_weights", "agree", "zero_grads", "open_phase")
+_BEGIN = (
+    "check_structure",
+    "adopt_optimizer_state",
+    "verify_weights",
+    "copy_out_weights",
+    "agree",
+    "zero_grads",
+    "open_phase",
+)
 _LOAD = ("check_structure", "verify_weights", "copy_out_weights", "agree", "open_load")
 _END_LOAD = ("check_structure", "freeze_load", "copy_out_loaded", "restore_weights")
 _CONNECT = ("raise_sync_groups", "connect_engines", "lease_source")
@@ -204,6 +218,7 @@ _END_SYNC = ("abort_updates", "continue_untouched", "release_source", "lower_syn
 _READ_BACK = (*_END_SYNC, "read_back", "close_open_business")
 _COME_HOME = (
     "copy_out_survivors",
+    "check_copies",
     "resume_actor_regions",
     "reload_groups",
     "restore_rest",
@@ -241,6 +256,7 @@ ROWS = (
     Row("tag", "SWITCHED", SAME, ("move_tag",), ("not_actor", "not_shown", "of_frozen", "no_load")),
     Row("tag", "ASLEEP", SAME, ("move_tag",), ("not_actor",)),
     Row("tag", "SYNCING", SAME, ("move_tag",), ("not_actor", "not_shown")),
+    Row("load_optimizer", "RESIDENT", SAME, ("check_structure", "adopt_optimizer_state"), ("no_phase",)),
     Row("load", "RESIDENT", SAME, _LOAD, (*_QUIET, "no_device_reader")),
     Row("load", "SWITCHED", SAME, _LOAD, (*_QUIET, "no_device_reader")),
     Row("finish_load", "RESIDENT", SAME, _END_LOAD, ("in_load", "no_phase")),
@@ -271,8 +287,8 @@ ROWS = (
     Row("fault", "ASLEEP", "FAULTED"),
     Row("fault", "SYNCING", "FAULTED"),
     Row("fault", "FAULTED", "FAULTED"),
-    Row("recover", "FAULTED", "RESIDENT", (*_READ_BACK, *_COME_HOME), unless=[F.WEIGHTS_LOST]),
-    Row("recover", "FAULTED", "ASLEEP", (*_READ_BACK, "check_copies", *_RELEASE), when=[F.WEIGHTS_LOST]),
+    Row("recover", "FAULTED", "RESIDENT", (*_READ_BACK, *_COME_HOME), unless=[Fact.WEIGHTS_LOST]),
+    Row("recover", "FAULTED", "ASLEEP", (*_READ_BACK, "check_copies", *_RELEASE), when=[Fact.WEIGHTS_LOST]),
     # close() aborts an open phase or load first, by their own rows
     Row("close", "RESIDENT", "CLOSED", _GIVE_BACK, (*_QUIET, "no_device_reader")),
     Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *_GIVE_BACK), (*_QUIET, "no_device_reader", "memory_free")),
@@ -284,11 +300,17 @@ ROWS = (
 
 USES = (
     Use(
+        "weights",
+        ("RESIDENT", "SWITCHED", "ASLEEP", "SYNCING"),
+        "nothing here says which bytes are whose",
+        "recover() first.",
+    ),
+    Use(
         "forward",
         ("RESIDENT", "SWITCHED", "SYNCING"),
         "its weights are not on the device",
         "wake_up() or wake_up(tag) first, or use hold() or using(tag).",
-        needs=[F.WEIGHTS],
+        needs=[Fact.WEIGHTS],
     ),
     Use(
         "backward",
@@ -301,36 +323,36 @@ USES = (
         ("RESIDENT",),
         "the optimizer would write over other weights than the actor's",
         "wake_up() or switch('actor') first.",
-        forbids=[F.LOADING],
+        forbids=[Fact.LOADING],
     ),
     Use(
         "state_dict",
         ("RESIDENT",),
         "the device does not hold the actor's weights",
         "weights('actor') reads them in every state.",
-        or_when=[F.LOADING],
+        or_when=[Fact.LOADING],
     ),
     Use(
         "load_state_dict",
         ("RESIDENT",),
         "it would write over released memory or another tag's weights",
         "Use loading(tag), awake.",
-        forbids=[F.WORKING],
-        or_when=[F.LOADING],
+        forbids=[Fact.WORKING],
+        or_when=[Fact.LOADING],
     ),
     Use(
         "optimizer_state_dict",
         ("RESIDENT", "SWITCHED", "SYNCING"),
         "the optimizer state is not on the device",
         "wake_up() or hold() first.",
-        needs=[F.OPTIMIZER_VALID],
+        needs=[Fact.OPTIMIZER_VALID],
     ),
     Use(
         "load_optimizer_state_dict",
         ("RESIDENT",),
         "the optimizer state is not on the device, or in use by an open phase",
         "wake_up() first, outside a training phase.",
-        forbids=[F.WORKING],
+        forbids=[Fact.WORKING],
     ),
 )
 

@@ -1,13 +1,16 @@
-"""What a host store must do: give out buffers for copies of parts. Which part is in which buffer is not its business."""
+"""What a host store must do: give out buffers for copies of parts. Which part is in which is not its business."""
 
 from __future__ import annotations
 
 from mmap import mmap
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
 from states.resources import Copy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @frozen(eq=False)
@@ -28,6 +31,7 @@ class HostStore(Protocol):
 
     name: str
     copy: Copy  # HOST or DISK: what a part in such a buffer counts as
+    shared: bool  # whether its buffers have a descriptor that another process may map
 
     def allocate(self, nbytes: int) -> HostBuffer:
         """A zeroed buffer whose every byte is really reserved, so that writing it can not fail later.
@@ -43,3 +47,11 @@ class HostStore(Protocol):
     def close(self) -> None:
         """Free every buffer that is left."""
         ...
+
+
+def tensor_over(buffer: HostBuffer) -> Tensor:
+    """The buffer's bytes as uint8 of shape (nbytes,), sharing its memory and keeping it mapped."""
+    import torch
+
+    with torch.inference_mode(False):  # written to outside inference mode too
+        return torch.frombuffer(buffer.memory, dtype=torch.uint8)[: buffer.nbytes]

@@ -22,6 +22,7 @@ class MemoryBackend(Protocol):
     """
 
     name: str
+    keeps_addresses: bool  # whether a region comes back at the addresses it had, as captured graphs need
 
     def adopt(self, slot: Slot, region: Region, tensors: Mapping[str, Tensor]) -> PartLayout:
         """Take over the bytes of these tensors, appended to the slot's layout, and return the whole new layout.

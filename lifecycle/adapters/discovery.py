@@ -1,0 +1,147 @@
+"""Finding tensors: what modules register, and what else hangs on them. Knows no regions; see ``plain`` for those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import attrs
+from torch import Tensor
+from torch.nn import Module
+
+
+class Kind(Enum):
+    """How a tensor hangs on the model."""
+
+    PARAMETER = auto()
+    BUFFER = auto()
+    TRANSIENT = auto()  # a buffer that no state dict holds
+    ATTRIBUTE = auto()
+    EXTRA = auto()  # any of these, declared by the user; adapters say so
+
+
+class Found(NamedTuple):
+    """A tensor and the path to it."""
+
+    name: str
+    kind: Kind
+    tensor: Tensor
+
+
+#: A module and the prefix of its names, ``""`` for none.
+Root = tuple[str, Module]
+
+# What every module has in its __dict__; asked of torch, so that its own additions are not taken for the model's.
+_OF_TORCH = frozenset(vars(Module()))
+
+
+def tensors_of(roots: Iterable[Root]) -> list[Found]:
+    """Parameters and buffers under every name they have, then tensors that are plain attributes, in a stable order.
+
+    Attributes are those of modules and of tensors. Containers are followed all the way, dataclass and attrs objects
+    one level, and what is reached twice is followed once.
+    """
+    modules = [pair for prefix, root in roots for pair in root.named_modules(prefix=prefix, remove_duplicate=False)]
+    found = [item for path, module in modules for item in _registered(path, module)]
+    seen: set[int] = set()
+    for item in tuple(found):
+        _visit_fields(item.name, vars(item.tensor), found, seen)
+    for path, module in modules:
+        for name, value in vars(module).items():
+            if name not in _OF_TORCH and _sort[type(value)] is not _Sort.OPAQUE:
+                _visit(_join(path, name), value, found, seen)
+    return found
+
+
+def tensors_in(values: Iterable[tuple[str, Any]]) -> list[Found]:
+    """Tensors inside values that are no modules, each under the path given for the value."""
+    found: list[Found] = []
+    seen: set[int] = set()
+    for path, value in values:
+        _visit(path, value, found, seen)
+    return found
+
+
+def describe(tensor: Tensor) -> str:
+    """Dtype, shape and device, for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def _registered(path: str, module: Module) -> Iterator[Found]:
+    # The module's own dictionaries: named_parameters() and named_buffers() take twice as long for what runs at every
+    # event, and which buffers are in no state dict can be asked nowhere else.
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield Found(_join(path, name), Kind.PARAMETER, parameter)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            kind = Kind.TRANSIENT if name in module._non_persistent_buffers_set else Kind.BUFFER
+            yield Found(_join(path, name), kind, buffer)
+
+
+class _Sort(Enum):
+    OPAQUE = auto()
+    TENSOR = auto()
+    MAPPING = auto()
+    SEQUENCE = auto()
+    RECORD = auto()
+
+
+class _Sorts(dict[type, _Sort]):
+    """What to do with a value of a type; a plain dict, since it is asked for every attribute of every module."""
+
+    def __missing__(self, kind: type) -> _Sort:
+        self[kind] = sort = _sort_of(kind)
+        return sort
+
+
+_sort = _Sorts()
+
+
+def _sort_of(kind: type) -> _Sort:
+    if issubclass(kind, Tensor):
+        return _Sort.TENSOR
+    if issubclass(kind, Module):
+        return _Sort.OPAQUE
+    if issubclass(kind, dict):
+        return _Sort.MAPPING
+    if issubclass(kind, list | tuple):
+        return _Sort.SEQUENCE
+    return _Sort.RECORD if attrs.has(kind) or is_dataclass(kind) else _Sort.OPAQUE
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    kind = type(record)
+    names = [field.name for field in (attrs.fields(kind) if attrs.has(kind) else fields(kind))]
+    return {name: getattr(record, name, None) for name in names}
+
+
+def _visit_fields(
+    path: str, values: Mapping[Any, Any], found: list[Found], seen: set[int], follow: bool = True
+) -> None:
+    for name, value in values.items():
+        if _sort[type(value)] is not _Sort.OPAQUE:
+            _visit(_join(path, name), value, found, seen, follow)
+
+
+def _visit(path: str, value: Any, found: list[Found], seen: set[int], follow: bool = True) -> None:
+    sort = _sort[type(value)]
+    if sort is _Sort.TENSOR:
+        found.append(Found(path, Kind.ATTRIBUTE, value))
+    if id(value) in seen or (sort is _Sort.RECORD and not follow):
+        return
+    seen.add(id(value))
+    if sort is _Sort.TENSOR:
+        _visit_fields(path, vars(value), found, seen, follow)
+    elif sort is _Sort.MAPPING:
+        _visit_fields(path, value, found, seen, follow)
+    elif sort is _Sort.SEQUENCE:
+        _visit_fields(path, dict(enumerate(value)), found, seen, follow)
+    elif sort is _Sort.RECORD:
+        _visit_fields(path, _fields(value), found, seen, follow=False)
+
+
+def _join(path: str, name: Any) -> str:
+    return f"{path}.{name}" if path else str(name)

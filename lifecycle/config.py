@@ -1,0 +1,58 @@
+"""Settings of one actor's controller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from attrs import field, fields, frozen
+from attrs.validators import ge, in_, instance_of
+
+from states.resources import Region
+
+KEEPABLE = frozenset({Region.GRADS, Region.OPTIMIZER, Region.REST})
+
+
+def _regions(names: Iterable[str]) -> frozenset[Region]:
+    known = {region.value: region for region in KEEPABLE}
+    names = [names] if isinstance(names, str) else list(names)
+    wrong = [name for name in names if str(name) not in known]
+    if wrong:
+        raise ValueError(f"keep={wrong}: regions that may be kept while asleep are {', '.join(sorted(known))}")
+    return frozenset(known[str(name)] for name in names)
+
+
+@frozen(kw_only=True)
+class LifecycleConfig:
+    """How the controller decides where a choice is yours. Raises ValueError (or TypeError) for a value it has no use
+    for.
+
+    - ``on_untracked``: weights changed behind the controller's back are refused (UntrackedChange) or adopted as a new
+      version.
+    - ``on_abort``: a phase that is aborted after it changed something puts back what was there before, where a copy of
+      it exists, or keeps the result as a new version.
+    - ``when_busy``: while one thread's event runs, another's is refused or waits.
+    - ``verify``: fingerprints are compared before weights are destroyed or published and after they are restored:
+      always, on a rotating eighth of the tensors, or never.
+    - ``memory_margin_bytes``: bytes that must stay free when memory is taken back.
+    - ``keep``: regions that stay on the device while the actor sleeps (grads, optimizer, rest).
+    - ``journal``: file for JSON lines; ``journal_records``: how many records are kept in memory.
+    - ``protect_copies``: host buffers with complete copies are mapped read-only, so that a stray write ends at once.
+    """
+
+    on_untracked: Literal["refuse", "adopt"] = field(default="refuse", validator=in_(("refuse", "adopt")))
+    on_abort: Literal["restore", "keep"] = field(default="restore", validator=in_(("restore", "keep")))
+    when_busy: Literal["refuse", "wait"] = field(default="refuse", validator=in_(("refuse", "wait")))
+    verify: Literal["always", "sample", "never"] = field(default="always", validator=in_(("always", "sample", "never")))
+    memory_margin_bytes: int = field(default=0, validator=[instance_of(int), ge(0)])
+    keep: frozenset[Region] = field(default=frozenset(), converter=_regions)
+    journal: str | os.PathLike[str] | None = None
+    journal_records: int = field(default=100_000, validator=[instance_of(int), ge(1)])
+    protect_copies: bool = field(default=False, validator=instance_of(bool))
+
+    @classmethod
+    def from_args(cls, namespace: Any) -> LifecycleConfig:
+        """From an argparse-like namespace: each field ``x`` is read from ``lifecycle_x``, where that is set."""
+        given = {f.name: getattr(namespace, f"lifecycle_{f.name}", None) for f in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})

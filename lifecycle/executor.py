@@ -1,0 +1,186 @@
+"""Runs one row's effects, undoes them when one fails, and says what is left.
+
+Theory of operation. Effects run in the table's order. Before an effect that has an inverse starts, the inverse is put
+on a stack, so that it is also run for an effect that stopped half-way; inverses are idempotent and find out from the
+facts what there is to undo. On any exception the stack is run in reverse; an inverse that raises is noted and the
+unwinding goes on. If an effect without an inverse had begun, or an inverse failed, the result is not "the old state,
+hopefully": it is a fault, and the controller moves to FAULTED. Facts are updated after every single action, so that
+whatever happens they tell the truth.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+from lifecycle.journal import Journal
+from lifecycle.outcome import Settings, after, during
+from lifecycle.versions import Facts
+from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
+from states.resources import SLOT_REGION
+from states.spec import Effect, FlatRow, MachineSpec
+
+
+class World(Probe, Protocol):
+    """The only thing that touches memory, buffers, gradients, groups and engines."""
+
+    def perform(self, action: Action, facts: Facts, call: Call) -> tuple[Any, int]:
+        """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
+        ...
+
+    def settings(self) -> Settings: ...
+
+
+@frozen
+class Failure:
+    """How a row ended that did not reach its target."""
+
+    effect: str
+    cause: BaseException
+    rolled_back: bool
+
+
+class EffectStopped(Exception):
+    """Carries a Failure out of the running machine, which then keeps its source state."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.effect)
+        self.failure = failure
+
+
+@define
+class Traffic:
+    """Bytes moved so far between device and host, in all and per region, and bytes that needed no move."""
+
+    device_to_host: int = 0
+    host_to_device: int = 0
+    avoided: int = 0
+    per_region: dict[str, dict[str, int]] = field(factory=dict)
+
+    def count(self, direction: str, region: str, nbytes: int) -> None:
+        setattr(self, direction, getattr(self, direction) + nbytes)
+        by_direction = self.per_region.setdefault(region, {})
+        by_direction[direction] = by_direction.get(direction, 0) + nbytes
+
+
+@define
+class Executor:
+    """Holds the facts while a row runs; ``moving`` and ``facts`` may be read from any thread."""
+
+    spec: MachineSpec
+    world: World
+    journal: Journal
+    facts: Facts
+    moving: tuple[str, str] | None = None
+    traffic: Traffic = field(factory=Traffic)
+    _effects: dict[str, Effect] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._effects = {effect.name: effect for effect in self.spec.effects}
+
+    def run(self, row: FlatRow, call: Call) -> None:
+        """All effects of the row, in order. Raises EffectStopped, after unwinding."""
+        inverses: list[str] = []
+        committed_to = False  # whether a point of no return has been passed
+        name = ""
+        try:
+            for name in row.row.effects:
+                todo = actions(name, self.facts, call, self.world)
+                self.traffic.avoided += avoided_bytes(name, self.facts, call)
+                if not todo:
+                    continue
+                effect = self._effects[name]
+                if not effect.undoable and not committed_to:
+                    committed_to = True
+                    self.journal.add(
+                        "intent", call.event, tag=call.tag, effect=name, source=row.source, target=row.target
+                    )
+                if effect.inverse is not None:
+                    inverses.append(effect.inverse)
+                self._do(name, todo, call)
+        except BaseException as cause:
+            undone = self._unwind(inverses, call, cause)
+            raise EffectStopped(Failure(name, cause, undone and not committed_to)) from cause
+        finally:
+            self.moving = None
+
+    def _do(self, effect: str, todo: tuple[Action, ...], call: Call) -> None:
+        self.moving = (call.event, effect)
+        for action in todo:
+            self.facts = during(self.facts, action)
+            began = time.perf_counter()
+            result, moved = self.world.perform(action, self.facts, call)
+            seconds = time.perf_counter() - began
+            self.facts = after(self.facts, action, result, call, self.world.settings())
+            self._note(effect, action, call, moved, seconds)
+
+    def _note(self, effect: str, action: Action, call: Call, moved: int, seconds: float) -> None:
+        if action.direction is not None:
+            assert action.slot is not None
+            self.traffic.count(action.direction, region_of(action), moved)
+        self.journal.add(
+            "effect",
+            call.event,
+            tag=action.tag or call.tag,
+            effect=effect,
+            slot=action.slot,
+            region=region_of(action) or None,
+            version=_version_of(self.facts, action),
+            part=action.part,
+            nbytes=moved,
+            direction=action.direction,
+            seconds=seconds,
+            note=action.engine or "",
+        )
+
+    def _unwind(self, inverses: list[str], call: Call, cause: BaseException) -> bool:
+        """Run the inverses in reverse; whether all succeeded."""
+        clean = True
+        for name in reversed(inverses):
+            try:
+                self._do(name, actions(name, self.facts, call, self.world), call)
+            except BaseException as error:
+                clean = False
+                cause.add_note(f"undoing by {name} failed: {type(error).__name__}: {error}")
+        return clean
+
+
+def region_of(action: Action) -> str:
+    if action.region is not None:
+        return action.region.value
+    return SLOT_REGION[action.slot].value if action.slot is not None else ""
+
+
+def _version_of(facts: Facts, action: Action) -> int | None:
+    """The newest version that the moved part belongs to."""
+    if action.part is None:
+        return None
+    found = [v.id for v in facts.versions.values() if action.part in v.parts.values()]
+    return max(found, default=None)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back and deliver it at the end, to whoever handled it before. In other threads it never arrives."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    handler: Callable[[int, FrameType | None], Any] | int | None = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        yield  # ignored, or handled outside of Python: nothing would be raised here
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(*arrived[-1])

@@ -1,0 +1,311 @@
+"""What is true while an action runs and after it: pure functions over facts.
+
+``during`` says what can no longer be relied on once the action has begun, so that a failure half-way leaves true facts.
+``after`` says what holds when it is done; its ``result`` is what the world reported, or None in a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from lifecycle import versions as v
+from lifecycle.versions import ACTOR, Facts
+from lifecycle.work import Action, Call
+from states.resources import VERSION_SLOTS, Copy, Slot
+
+
+@frozen
+class Measured:
+    """Fingerprints that the world found: per slot the tensors', the part's, and the part's bytes."""
+
+    tensors: Mapping[Slot, Mapping[str, str]]
+    fingerprints: Mapping[Slot, str]
+    nbytes: Mapping[Slot, int]
+
+
+@frozen
+class Settings:
+    """What ``after`` must know of the world's present shape."""
+
+    nbytes: Mapping[Slot, int]
+    host: Copy = Copy.HOST
+
+
+After = Callable[[Facts, Action, Any, Call, Settings], Facts]
+
+
+def during(facts: Facts, action: Action) -> Facts:
+    if action.do == "copy_in":
+        assert action.slot is not None
+        return v.overwritten(facts, action.slot)
+    if action.do == "pause":
+        assert action.region is not None
+        gone = v.paused(facts, action.region)
+        return evolve(facts, device=gone.device)  # contents are lost before the memory is
+    if action.do in ("engine_send", "engine_abort"):
+        assert action.engine is not None
+        return v.with_engines(facts, [action.engine], None)
+    return facts
+
+
+def after(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    change = _AFTER.get(action.do)
+    return facts if change is None else change(facts, action, result, call, settings)
+
+
+def take_measure(facts: Facts, found: Measured) -> tuple[Facts, dict[Slot, int]]:
+    """The parts that these bytes are; the device shows them from now on."""
+    parts: dict[Slot, int] = {}
+    for slot, tensors in found.tensors.items():
+        facts, parts[slot] = v.measured(facts, slot, tensors, found.fingerprints[slot], found.nbytes[slot])
+    return evolve(facts, device={**facts.device, **parts}), parts
+
+
+def _weights_parts(facts: Facts, result: Measured | None) -> tuple[Facts, dict[Slot, int]]:
+    """Measured parts of the weights slots, or (predicting) those the device shows now."""
+    if result is None:
+        return facts, {slot: part for slot, part in facts.device.items() if slot in VERSION_SLOTS}
+    return take_measure(facts, result)
+
+
+def _verified(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    """A result means that a change was found and is to be adopted as the shown tag's new version."""
+    if result is None:
+        return facts
+    return _adopted(facts, action, result, call, settings)
+
+
+def _adopted(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    shown = call.shown or ACTOR
+    old = facts.version_of(shown)
+    facts, parts = _weights_parts(facts, result)
+    parts = {**{slot: facts.device[slot] for slot in old.parts}, **parts}
+    if parts == dict(old.parts):
+        return facts
+    return v.adopt(facts, [shown, *followers(facts, shown)] if call.event == "adopt" else [shown], parts)
+
+
+def followers(facts: Facts, shown: str) -> list[str]:
+    """Other tags of the shown tag's old version that have no complete copy of it any more."""
+    lost = v.lost_tags(facts)
+    return [tag for tag, at in facts.tags.items() if tag != shown and at == facts.tags[shown] and tag in lost]
+
+
+def _copied(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.part is not None
+    return v.copied(facts, action.part, settings.host)
+
+
+def _backed_up(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    assert action.slot is not None
+    assert action.part is not None
+    part = action.part
+    if result is not None:
+        facts, parts = take_measure(facts, result)
+        part = parts[action.slot]
+        facts = v.backed_up(facts, action.slot, part)
+    return v.copied(facts, part, settings.host)
+
+
+def _grads_gone(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, grads_discarded=True, backward_seen=False)
+
+
+def _paused(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.region is not None
+    return v.paused(facts, action.region)
+
+
+def _resumed(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.region is not None
+    return v.resumed(facts, action.region)
+
+
+def _copied_in(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.slot is not None
+    assert action.part is not None
+    return v.holding(facts, action.slot, action.part)
+
+
+def _optimizer_grew(facts: Facts, action: Action, result: bool | None, call: Call, settings: Settings) -> Facts:
+    """State that appeared outside a phase is new content; inside one the content is open anyway."""
+    facts, ids = v.fresh_parts(facts, [Slot.OPTIMIZER], settings.nbytes)
+    return evolve(facts, backups={**facts.backups, **ids})
+
+
+def _phase_opened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return v.open_phase(facts, settings.nbytes, call.implicit)
+
+
+def _phase_frozen(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    facts, parts = _weights_parts(facts, result)
+    return v.end_phase(facts, parts)
+
+
+def _phase_settled(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    """Unchanged: the base again. Changed: the base, to be restored next, where wanted and possible; else kept."""
+    phase = facts.phase
+    assert phase is not None
+    facts, parts = _weights_parts(facts, result)
+    base = facts.versions[phase.base].parts
+    same = parts == dict(base)
+    restorable = call.restore_aborted and all(
+        part in facts.copies for part in base.values() if part not in parts.values()
+    )
+    optimizer_back = not phase.steps or (call.restore_aborted and _optimizer_restorable(facts))
+    if not (same or (restorable and optimizer_back)):
+        return v.end_phase(facts, parts)
+    backups = dict(facts.backups)
+    device = dict(facts.device)
+    if phase.optimizer_base is not None and optimizer_back:
+        backups[Slot.OPTIMIZER] = phase.optimizer_base
+        if not phase.steps:
+            device[Slot.OPTIMIZER] = phase.optimizer_base
+    return evolve(
+        facts,
+        tags={**facts.tags, ACTOR: phase.base},
+        backups=backups,
+        device=device,
+        phase=None,
+        backward_seen=False,
+    )
+
+
+def _optimizer_restorable(facts: Facts) -> bool:
+    phase = facts.phase
+    return phase is not None and (phase.optimizer_base is None or phase.optimizer_base in facts.copies)
+
+
+def _load_opened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert call.tag is not None
+    return v.open_load(facts, call.tag, settings.nbytes)
+
+
+def _load_frozen(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    facts, parts = _weights_parts(facts, result)
+    return v.end_load(facts, parts)
+
+
+def _load_reopened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    before = call.before
+    assert before.load is not None
+    working = before.versions[before.load.version]
+    tags = {**facts.tags, before.load.tag: before.tags[before.load.tag]}
+    facts = evolve(facts, versions={**facts.versions, working.id: working}, tags=tags, load=before.load)
+    parts = {**facts.parts, **{p: before.parts[p] for p in working.parts.values()}}
+    return evolve(facts, parts=parts, device={**facts.device, **working.parts})
+
+
+def _tag_moved(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert call.tag is not None
+    assert call.of is not None
+    return v.move_tag(facts, call.tag, facts.tags[call.of])
+
+
+def _leased(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    tag = call.tag or ACTOR
+    where = v.sources(facts, tag)
+    if call.host_copy:
+        where = {part: facts.copies[part] for part in where}
+    return v.leased(facts, facts.tags[tag], where, "sync")[0]
+
+
+def _lease_ended(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, leases=tuple(lease for lease in facts.leases if lease.reader != "sync"))
+
+
+def _engine_took(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.engine is not None
+    return v.with_engines(facts, [action.engine], facts.tags[call.tag or ACTOR])
+
+
+def _published(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, published=facts.tags[call.tag or ACTOR])
+
+
+def _withdrawn(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, published=call.before.published)
+
+
+def rotated(tags: Mapping[str, int], rotate: tuple[tuple[str, str], ...]) -> dict[str, int]:
+    """Moves in the given order, each seeing the ones before it."""
+    moved = dict(tags)
+    for name, of in rotate:
+        moved[name] = moved[of]
+    return moved
+
+
+def _rotated(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, tags=rotated(facts.tags, call.rotate))
+
+
+def _rotated_back(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, tags=call.before.tags)
+
+
+def _read_back(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    """``result``: the regions mapped, and what was measured in the slots whose region is."""
+    if result is None:
+        return facts
+    mapped, found = result
+    facts, parts = take_measure(evolve(facts, resident=frozenset(mapped), device={}), found)
+    # content that was never copied can only be what is there; otherwise the copy decides
+    current = {s: parts[s] for s, part in facts.backups.items() if s in parts and part not in facts.copies}
+    return evolve(facts, backups={**facts.backups, **current})
+
+
+def _business_closed(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    """A whole working version is kept; a load that was cut short is worth nothing."""
+    if facts.load is not None:
+        facts = evolve(facts, load=None)
+    if facts.phase is None:
+        return facts
+    slots = facts.versions[facts.phase.version].parts
+    if all(slot in facts.device for slot in slots):
+        return v.end_phase(facts, {slot: facts.device[slot] for slot in slots})
+    return evolve(facts, tags={**facts.tags, ACTOR: facts.phase.base}, phase=None)
+
+
+def _copies_freed(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    return evolve(facts, copies={})
+
+
+_AFTER: dict[str, After] = {
+    "verify": _verified,
+    "copy_out": _copied,
+    "back_up": _backed_up,
+    "adopt_optimizer": _optimizer_grew,
+    "discard_grads": _grads_gone,
+    "zero_grads": lambda facts, *_: evolve(facts, grads_discarded=False),
+    "suspend_groups": lambda facts, *_: evolve(facts, groups_up=False),
+    "reload_groups": lambda facts, *_: evolve(facts, groups_up=True),
+    "raise_sync_groups": lambda facts, *_: evolve(facts, sync_groups=True),
+    "lower_sync_groups": lambda facts, *_: evolve(facts, sync_groups=False),
+    "pause": _paused,
+    "resume": _resumed,
+    "copy_in": _copied_in,
+    "open_phase": _phase_opened,
+    "cancel_phase": lambda facts, *_: v.cancel_phase(facts),
+    "freeze_phase": _phase_frozen,
+    "settle_phase": _phase_settled,
+    "open_load": _load_opened,
+    "cancel_load": lambda facts, *_: v.cancel_load(facts),
+    "freeze_load": _load_frozen,
+    "reopen_load": _load_reopened,
+    "drop_load": lambda facts, *_: v.drop_load(facts),
+    "adopt": _adopted,
+    "move_tag": _tag_moved,
+    "lease": _leased,
+    "release_lease": _lease_ended,
+    "engine_end": _engine_took,
+    "publish": _published,
+    "withdraw": _withdrawn,
+    "rotate": _rotated,
+    "rotate_back": _rotated_back,
+    "read_back": _read_back,
+    "close_business": _business_closed,
+    "free_copies": _copies_freed,
+}

@@ -1,0 +1,241 @@
+"""From state, facts and table to what an event would do, or why it is refused. Pure: nothing here acts.
+
+Theory of operation. The table is expanded once per actor over its tags (``Table``). Asking for an event finds the flat
+row of (event, flat state, tag), lets its guards look at the facts, and folds the row's effects over the facts to list
+what each has to do. The executor runs the same row; it folds again with the facts that really came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from attrs import field, frozen
+
+from lifecycle.errors import Faulted, LifecycleError, NoReadableCopy, TransitionRefused, UnknownTag
+from lifecycle.outcome import Settings, after, during, rotated
+from lifecycle.versions import ACTOR, Facts
+from lifecycle.work import Action, Call, Probe, actions
+from states.resources import Fact, Region, Slot
+from states.spec import FlatRow, Guard, MachineSpec, State, flat_rows, flat_states
+
+
+@frozen
+class ActorState:
+    """A state as users see it. ``tag`` is set in SWITCHED, ``effect`` in FAULTED, ``origin`` in SYNCING."""
+
+    name: str
+    tag: str | None = None
+    origin: str | None = None
+    effect: str | None = None
+
+    def __str__(self) -> str:
+        inner = self.tag or self.effect
+        return f"{self.name}({inner})" if inner else self.name
+
+
+@frozen
+class PlannedEffect:
+    """One effect of a plan that has something to do, with the bytes it will move at most."""
+
+    name: str
+    nbytes: int
+    actions: tuple[Action, ...]
+
+
+@frozen
+class Plan:
+    """What an event would do: the effects and the state it leads to; or the refusal."""
+
+    event: str
+    source: str
+    target: str | None
+    effects: tuple[PlannedEffect, ...] = ()
+    refusal: LifecycleError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(effect.nbytes for effect in self.effects)
+
+
+@frozen
+class Table:
+    """A machine's declaration, expanded over the tags of one actor."""
+
+    spec: MachineSpec
+    tags: tuple[str, ...]
+    states: Mapping[str, ActorState]
+    rows: Mapping[tuple[str, str, str | None], tuple[FlatRow, ...]]
+    all_rows: tuple[FlatRow, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, spec: MachineSpec, tags: Iterable[str]) -> Table:
+        tags = tuple(tags)
+        rows: dict[tuple[str, str, str | None], tuple[FlatRow, ...]] = {}
+        flat = tuple(flat_rows(spec, tags))
+        for row in flat:
+            key = (row.row.event, row.source, row.tag)
+            rows[key] = (*rows.get(key, ()), row)
+        states = {name: _user_state(*found) for name, found in flat_states(spec, tags).items()}
+        return cls(spec, tags, states, rows, flat)
+
+    def candidates(self, event: str, source: str, tag: str | None) -> tuple[FlatRow, ...]:
+        """Rows for this very tag, or else rows whose choice the tag does not take part in."""
+        return self.rows.get((event, source, tag)) or self.rows.get((event, source, None), ())
+
+    def shown_tag(self, source: str) -> str | None:
+        """The tag whose version the device shows in this flat state."""
+        state = self.states[source]
+        if state.origin is not None:
+            return self.shown_tag(state.origin)
+        return state.tag or (ACTOR if state.name == self.spec.initial else None)
+
+
+def _user_state(state: State, suffix: str | None) -> ActorState:
+    if state.per_tag:
+        return ActorState(state.name, tag=suffix)
+    return ActorState(state.name, origin=suffix if state.per_origin else None)
+
+
+# facts
+
+
+def region_needs(facts: Facts, row: FlatRow, probe: Probe) -> int:
+    """Bytes that the row would have to map."""
+    if "resume_actor_regions" in row.row.effects:
+        wanted = (Region.WEIGHTS, Region.REST, Region.OPTIMIZER)
+    elif "resume_forward_regions" in row.row.effects:
+        wanted = (Region.WEIGHTS, Region.REST)
+    else:
+        return 0
+    return sum(probe.region_bytes(region) for region in wanted if region not in facts.resident)
+
+
+def _memory_short(facts: Facts, call: Call, row: FlatRow, probe: Probe, margin: int) -> bool:
+    needed = region_needs(facts, row, probe)
+    if not needed:
+        return False
+    available = probe.available_bytes()
+    return available is not None and available < needed + margin
+
+
+def _rotates_shown(facts: Facts, call: Call) -> bool:
+    """A rotation that leaves the tag where it is moves nothing."""
+    after_it = rotated(facts.tags, call.rotate)
+    watched = {ACTOR, call.shown or ACTOR}
+    return any(after_it[tag] != facts.tags[tag] for tag in watched)
+
+
+_Condition = Callable[[Facts, Call, FlatRow, Probe, int], bool]
+
+CONDITIONS: dict[Fact, _Condition] = {
+    Fact.WORKING: lambda facts, *_: facts.phase is not None,
+    Fact.LOADING: lambda facts, *_: facts.load is not None,
+    Fact.SCOPE_OPEN: lambda facts, *_: bool(facts.scopes),
+    Fact.BACKWARD_LEFT: lambda facts, call, row, probe, _: facts.backward_seen and probe.grad_bytes() > 0,
+    Fact.DEVICE_LEASED: lambda facts, *_: any(lease.on_device for lease in facts.leases),
+    Fact.MEMORY_SHORT: _memory_short,
+    Fact.GRAPHS_PIN_ADDRESSES: lambda facts, call, row, probe, _: (
+        not probe.keeps_addresses() and probe.graphs_captured()
+    ),
+    Fact.TAG_IS_ACTOR: lambda facts, call, *_: call.tag == ACTOR,
+    Fact.TAG_IS_SHOWN: lambda facts, call, *_: call.tag == call.shown,
+    Fact.OF_WORKING: lambda facts, call, *_: facts.version_of(call.of or ACTOR).working,
+    Fact.ROTATES_SHOWN: lambda facts, call, *_: _rotates_shown(facts, call),
+    Fact.NO_OPTIMIZER: lambda facts, call, row, probe, _: not probe.has_optimizer(),
+    Fact.WEIGHTS_LOST: lambda facts, call, row, probe, _: Region.WEIGHTS not in probe.mapped(),
+    # resources that only uses ask for
+    Fact.WEIGHTS: lambda facts, *_: Region.WEIGHTS in facts.resident,
+    Fact.OPTIMIZER_VALID: lambda facts, *_: facts.backups.get(Slot.OPTIMIZER) == facts.device.get(Slot.OPTIMIZER),
+}
+
+
+def holds(fact: Fact, facts: Facts, call: Call, row: FlatRow, probe: Probe, margin: int = 0) -> bool:
+    return CONDITIONS[fact](facts, call, row, probe, margin)
+
+
+def failed_guard(table: Table, row: FlatRow, facts: Facts, call: Call, probe: Probe, margin: int) -> Guard | None:
+    """The first guard that says no."""
+    for name in row.row.guards:
+        guard = table.spec.guard(name)
+        wrong = any(holds(f, facts, call, row, probe, margin) for f in guard.forbids)
+        if wrong or not all(holds(f, facts, call, row, probe, margin) for f in guard.requires):
+            return guard
+    return None
+
+
+def choose(rows: Iterable[FlatRow], facts: Facts, call: Call, probe: Probe) -> FlatRow | None:
+    """The row whose ``when`` holds and whose ``unless`` does not."""
+    for row in rows:
+        if all(holds(f, facts, call, row, probe) for f in row.row.when) and not any(
+            holds(f, facts, call, row, probe) for f in row.row.unless
+        ):
+            return row
+    return None
+
+
+# asking
+
+
+def allowed_events(table: Table, source: str) -> list[str]:
+    """What a caller may ask for in this flat state, by name, in the order of the table."""
+    internal = {event.name for event in table.spec.events if event.internal}
+    seen = dict.fromkeys(row.row.event for row in table.all_rows if row.source == source)
+    return [event for event in seen if event not in internal]
+
+
+def find_row(
+    table: Table, source: str, facts: Facts, call: Call, probe: Probe, margin: int = 0
+) -> FlatRow | TransitionRefused:
+    """The flat row that answers this call, or the refusal. Total: never raises for bad input of a caller."""
+    state = table.states[source]
+    for tag in (call.tag, call.of):
+        if tag is not None and tag not in facts.tags:
+            return UnknownTag(call.event, str(state), tag, facts.tags)
+    row = choose(table.candidates(call.event, source, call.tag), facts, call, probe)
+    if row is None:
+        return no_row(table, source, call)
+    guard = failed_guard(table, row, facts, call, probe, margin)
+    if guard is None:
+        return row
+    reason = guard.reason
+    if Fact.MEMORY_SHORT in guard.forbids:
+        needed, free = region_needs(facts, row, probe), probe.available_bytes()
+        reason += f": {needed} bytes needed, with a margin of {margin}, and {free} are free"
+    return TransitionRefused(call.event, str(state), allowed_events(table, source), reason, guard.advice)
+
+
+def no_row(table: Table, source: str, call: Call) -> TransitionRefused:
+    state = table.states[source]
+    if state.name == "FAULTED":
+        return Faulted(call.event, state.effect or "an effect")
+    asked = f"{call.event}({call.tag})" if call.tag else call.event
+    return TransitionRefused(
+        asked,
+        str(state),
+        allowed_events(table, source),
+        "there is no such transition",
+        table.spec.advice_for(call.event, state.name),
+    )
+
+
+def make_plan(
+    table: Table, source: str, facts: Facts, call: Call, probe: Probe, settings: Settings, margin: int = 0
+) -> Plan:
+    """What the event would do. Bytes are upper bounds where only measuring can tell."""
+    row = find_row(table, source, facts, call, probe, margin)
+    if isinstance(row, TransitionRefused):
+        return Plan(call.event, str(table.states[source]), None, refusal=row)
+    try:
+        effects = tuple(_predict(row, facts, call, probe, settings))
+    except NoReadableCopy as error:
+        return Plan(call.event, str(table.states[source]), None, refusal=error)
+    return Plan(call.event, str(table.states[source]), str(table.states[row.target]), effects)
+
+
+def _predict(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Settings) -> Iterator[PlannedEffect]:
+    for effect in row.row.effects:
+        todo = actions(effect, facts, call, probe)
+        for action in todo:
+            facts = after(during(facts, action), action, None, call, settings)
+        if todo:
+            yield PlannedEffect(effect, sum(action.nbytes for action in todo if action.direction), todo)

@@ -1,0 +1,377 @@
+"""What each effect has to do now: pure functions from facts and call to actions. Nothing here acts.
+
+An effect with nothing to do yields no action; so a row of the table lists everything that may be needed, and the plan
+is what is left. The executor asks again before each effect, with the facts of that moment; ``plan`` asks with
+predicted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from attrs import field, frozen
+
+from lifecycle.errors import NoReadableCopy
+from lifecycle.versions import ACTOR, Facts, shown
+from states.resources import SLOT_REGION, VERSION_SLOTS, Region, Slot
+
+
+@frozen
+class Action:
+    """One thing to do. ``nbytes`` is what it moves, at most; ``direction`` is None where no bytes move."""
+
+    do: str
+    slot: Slot | None = None
+    part: int | None = None
+    region: Region | None = None
+    engine: str | None = None
+    tag: str | None = None
+    nbytes: int = 0
+    direction: str | None = None
+
+
+OUT, IN = "device_to_host", "host_to_device"
+
+
+class Probe(Protocol):
+    """What can be asked of the world without changing it."""
+
+    def nbytes(self, slot: Slot) -> int: ...
+    def region_bytes(self, region: Region) -> int: ...
+    def grad_bytes(self) -> int: ...
+    def workspace_bytes(self) -> int: ...
+    def graphs_captured(self) -> bool: ...
+    def has_groups(self) -> bool: ...
+    def has_optimizer(self) -> bool: ...
+    def optimizer_appeared(self) -> bool: ...
+    def keeps_addresses(self) -> bool: ...
+    def available_bytes(self) -> int | None: ...
+    def mapped(self) -> frozenset[Region]: ...
+
+
+@frozen
+class Call:
+    """One asking for an event: its arguments, and what was true when it began."""
+
+    event: str
+    before: Facts
+    shown: str | None = None  # the tag that the source state shows
+    tag: str | None = None
+    of: str | None = None
+    implicit: bool = False
+    engines: tuple[str, ...] = ()
+    host_copy: bool = False  # some engine reads host memory only
+    rotate: tuple[tuple[str, str], ...] = ()
+    keep: frozenset[Region] = field(default=frozenset())
+    verify: bool = True
+    restore_aborted: bool = True
+
+
+Work = Callable[[Facts, Call, Probe], Iterable[Action]]
+
+
+def _always(do: str) -> Work:
+    return lambda facts, call, probe: (Action(do),)
+
+
+def target_version(facts: Facts, call: Call) -> int:
+    """The version the event is to show: its tag's, the shown tag's after a load, the actor's after a recovery."""
+    tag = call.shown if call.event in ("finish_load", "abort_load") else call.tag
+    return facts.tags[tag or ACTOR]
+
+
+def stale_slots(facts: Facts, version: int) -> list[Slot]:
+    """Slots in which the device does not hold the version's part."""
+    return [slot for slot, part in facts.versions[version].parts.items() if facts.device.get(slot) != part]
+
+
+def _moves_bytes(facts: Facts, call: Call) -> bool:
+    """Whether a switch does anything at all: between two tags of one version it does not."""
+    return call.event != "switch" or not shown(facts, target_version(facts, call))
+
+
+def _check(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("check"),) if _moves_bytes(facts, call) else ()
+
+
+def _touched_slots(facts: Facts, call: Call) -> list[Slot]:
+    """Weights slots whose device bytes this event destroys or publishes."""
+    held = [slot for slot in VERSION_SLOTS if slot in facts.device]
+    if call.event == "switch":
+        stale = stale_slots(facts, target_version(facts, call))
+        return [slot for slot in held if slot in stale]
+    if call.event == "start_sync":
+        parts = facts.versions[target_version(facts, call)].parts
+        return [slot for slot in held if facts.device[slot] == parts.get(slot)]
+    return held
+
+
+def _verify(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    if not call.verify or not _moves_bytes(facts, call):
+        return
+    for slot in _touched_slots(facts, call):
+        part = facts.parts[facts.device[slot]]
+        if part.fingerprint is not None:
+            yield Action("verify", slot, part.id)
+
+
+def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:
+    """Whether anything still needs the part once this event has run."""
+    if call.event == "begin_training":
+        return any(part in facts.versions[v].parts.values() for t, v in facts.tags.items() if t != ACTOR)
+    if call.event == "start_sync":
+        return call.host_copy
+    return any(part in facts.versions[v].parts.values() for v in facts.tags.values())
+
+
+def _copy_out(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    if call.event == "sleep" and Region.WEIGHTS in call.keep:
+        return
+    if not _moves_bytes(facts, call):
+        return
+    for slot in _touched_slots(facts, call):
+        part = facts.device[slot]
+        if part not in facts.copies and _wanted_elsewhere(facts, call, part):
+            yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
+
+
+def _copy_out_loaded(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    for slot in stale_slots(facts, target_version(facts, call)):
+        part = facts.device[slot]
+        if part not in facts.copies:
+            yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
+
+
+def _reopen_load(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    """Only while the device still holds what was loaded; once that is overwritten, its host copy is the version."""
+    load = call.before.load
+    assert load is not None
+    return (Action("reopen_load"),) if facts.load is None and shown(facts, load.version) else ()
+
+
+def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    wanted = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
+    for slot in stale_slots(facts, target_version(facts, call)):
+        part = facts.device.get(slot)
+        if part in wanted and part not in facts.copies:
+            yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
+
+
+def _adopt_optimizer(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("adopt_optimizer", Slot.OPTIMIZER),) if probe.optimizer_appeared() else ()
+
+
+def _back_up(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    for slot, part in facts.backups.items():
+        region = SLOT_REGION[slot]
+        if slot in facts.device and region not in call.keep:
+            yield Action("back_up", slot, part, region, nbytes=probe.nbytes(slot), direction=OUT)
+
+
+def _drop_workspaces(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    nbytes = 0 if probe.graphs_captured() else probe.workspace_bytes()
+    return (Action("drop_workspaces", region=Region.WORKSPACES, nbytes=nbytes),) if nbytes else ()
+
+
+def _discard_grads(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    kept = call.event == "sleep" and Region.GRADS in call.keep
+    nbytes = 0 if kept else probe.grad_bytes()
+    return (Action("discard_grads", region=Region.GRADS, nbytes=nbytes),) if nbytes else ()
+
+
+def _suspend_groups(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("suspend_groups"),) if facts.groups_up and probe.has_groups() else ()
+
+
+def _reload_groups(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("reload_groups"),) if not facts.groups_up and probe.has_groups() else ()
+
+
+def _raise_sync_groups(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("raise_sync_groups"),) if not facts.groups_up and probe.has_groups() else ()
+
+
+def _lower_sync_groups(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("lower_sync_groups"),) if facts.sync_groups else ()
+
+
+#: Out: weights before optimizer, whose first copy has the higher peak (alibaba/ChatLearn pull 58).
+_PAUSED = (Region.WEIGHTS, Region.OPTIMIZER, Region.REST)
+
+
+def _pause(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    for region in _PAUSED:
+        if region in facts.resident and region not in call.keep:
+            yield Action("pause", region=region, nbytes=probe.region_bytes(region))
+
+
+def _pause_resumed(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    for region in reversed(_PAUSED):
+        if region in facts.resident and region not in call.before.resident:
+            yield Action("pause", region=region, nbytes=probe.region_bytes(region))
+
+
+def _resume(regions: tuple[Region, ...]) -> Work:
+    def work(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+        for region in regions:
+            if region not in facts.resident:
+                yield Action("resume", region=region, nbytes=probe.region_bytes(region))
+
+    return work
+
+
+def _copy_in(facts: Facts, slots: Iterable[Slot], parts: Mapping[Slot, int], tag: str | None) -> Iterator[Action]:
+    for slot in slots:
+        part = facts.parts[parts[slot]]
+        if part.id not in facts.copies:
+            version = facts.tags.get(tag or ACTOR, 0)
+            raise NoReadableCopy(tag or slot.value, version, {slot.value: ()}, "recover() keeps what is left.")
+        yield Action("copy_in", slot, part.id, tag=tag, nbytes=part.nbytes, direction=IN)
+
+
+def _restore_backup(slot: Slot) -> Work:
+    def work(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+        if slot not in facts.backups or facts.device.get(slot) == facts.backups[slot]:
+            return ()
+        return _copy_in(facts, [slot], facts.backups, None)
+
+    return work
+
+
+def _restore_weights(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    version = target_version(facts, call)
+    tag = call.shown if call.event in ("finish_load", "abort_load") else call.tag or ACTOR
+    return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, tag)
+
+
+def _restore_shown(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    """What the state showed, from its copies; nothing where it showed nothing or the memory is gone."""
+    if call.shown is None or Region.WEIGHTS not in facts.resident:
+        return ()
+    version = facts.tags[call.shown]
+    return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, call.shown)
+
+
+def _restore_actor(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    version = facts.tags[ACTOR]
+    return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, ACTOR)
+
+
+def _zero_grads(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("zero_grads", region=Region.GRADS),) if facts.grads_discarded and not call.implicit else ()
+
+
+def _restore_base(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """After ``settle_phase``: what 'actor' and the optimizer backup point at is what the device should hold."""
+    yield from _restore_actor(facts, call, probe)
+    yield from _restore_backup(Slot.OPTIMIZER)(facts, call, probe)
+
+
+def _engines(do: str) -> Work:
+    return lambda facts, call, probe: tuple(Action(do, engine=name) for name in call.engines)
+
+
+def _send(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    nbytes = sum(facts.parts[p].nbytes for p in facts.versions[facts.tags[call.tag or ACTOR]].parts.values())
+    for name in call.engines:
+        yield Action("engine_send", engine=name, nbytes=nbytes)
+
+
+def _connect(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+    return (Action("connect"),) if call.engines else ()
+
+
+def _sync_lease(do: str) -> Work:
+    def work(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+        return (Action(do),) if any(lease.reader == "sync" for lease in facts.leases) else ()
+
+    return work
+
+
+def _rotate(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    if call.rotate:
+        yield Action("rotate")
+
+
+WORK: dict[str, Work] = {
+    "settle_writers": _always("settle"),
+    "check_structure": _check,
+    "verify_weights": _verify,
+    "check_copies": _always("check_copies"),
+    "copy_out_weights": _copy_out,
+    "adopt_optimizer_state": _adopt_optimizer,
+    "back_up_regions": _back_up,
+    "agree": lambda facts, call, probe: (),  # one rank has nobody to agree with
+    "drop_workspaces": _drop_workspaces,
+    "discard_grads": _discard_grads,
+    "collect_memory": _always("collect"),
+    "suspend_groups": _suspend_groups,
+    "pause_regions": _pause,
+    "resume_actor_regions": _resume((Region.WEIGHTS, Region.REST, Region.OPTIMIZER)),
+    "resume_forward_regions": _resume((Region.WEIGHTS, Region.REST)),
+    "pause_resumed": _pause_resumed,
+    "reload_groups": _reload_groups,
+    "restore_rest": _restore_backup(Slot.REST),
+    "restore_optimizer": _restore_backup(Slot.OPTIMIZER),
+    "restore_weights": _restore_weights,
+    "restore_shown": _restore_shown,
+    "open_phase": _always("open_phase"),
+    "cancel_phase": _always("cancel_phase"),
+    "zero_grads": _zero_grads,
+    "freeze_version": _always("freeze_phase"),
+    "settle_phase": _always("settle_phase"),
+    "restore_base": _restore_base,
+    "restore_actor": _restore_actor,
+    "open_load": _always("open_load"),
+    "cancel_load": _always("cancel_load"),
+    "freeze_load": _always("freeze_load"),
+    "reopen_load": _reopen_load,
+    "copy_out_loaded": _copy_out_loaded,
+    "drop_load": _always("drop_load"),
+    "adopt_weights": _always("adopt"),
+    "move_tag": _always("move_tag"),
+    "raise_sync_groups": _raise_sync_groups,
+    "lower_sync_groups": _lower_sync_groups,
+    "connect_engines": _connect,
+    "lease_source": _always("lease"),
+    "release_source": _sync_lease("release_lease"),
+    "pause_generation": _engines("engine_pause"),
+    "continue_untouched": _engines("engine_continue_untouched"),
+    "flush_caches": _engines("engine_flush"),
+    "send_weights": _send,
+    "abort_updates": _engines("engine_abort"),
+    "check_engines": _engines("engine_check"),
+    "end_updates": _engines("engine_end"),
+    "publish_version": _always("publish"),
+    "withdraw_version": _always("withdraw"),
+    "rotate_tags": _rotate,
+    "rotate_back": _always("rotate_back"),
+    "continue_generation": _engines("engine_continue"),
+    "read_back": _always("read_back"),
+    "close_open_business": _always("close_business"),
+    "copy_out_survivors": _copy_out_survivors,
+    "bring_back": _always("bring_back"),
+    "remove_hooks": _always("remove_hooks"),
+    "free_copies": _always("free_copies"),
+}
+
+
+def actions(effect: str, facts: Facts, call: Call, probe: Probe) -> tuple[Action, ...]:
+    """What the effect has to do now."""
+    return tuple(WORK[effect](facts, call, probe))
+
+
+def avoided_bytes(effect: str, facts: Facts, call: Call) -> int:
+    """Weights bytes that this effect leaves unmoved because they exist where they are needed.
+
+    Compared with backing up and restoring the whole version at every sleep, wake and switch, as boolean-guarded
+    trainers do (https://github.com/radixark/miles/pull/3128).
+    """
+    if effect == "copy_out_weights" and call.event == "sleep":
+        device = [facts.device[slot] for slot in VERSION_SLOTS if slot in facts.device]
+        return sum(facts.parts[part].nbytes for part in device if part in facts.copies)
+    if effect == "restore_weights" and call.event == "switch":
+        parts = facts.versions[target_version(facts, call)].parts
+        return sum(facts.parts[part].nbytes for slot, part in parts.items() if facts.device.get(slot) == part)
+    return 0

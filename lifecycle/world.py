@@ -1,0 +1,340 @@
+"""Does what the plan says: the only file that touches memory, host buffers, gradients, groups and hooks.
+
+It knows no states and decides nothing; ``lifecycle.work`` says what to do and ``lifecycle.outcome`` what is true then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lifecycle.adapters.base import Adapter
+from lifecycle.config import LifecycleConfig
+from lifecycle.errors import NoReadableCopy, UntrackedChange, VerificationFailed
+from lifecycle.fingerprint import part_fingerprint
+from lifecycle.hoststore.base import HostBuffer, HostStore
+from lifecycle.hoststore.pool import BufferPool
+from lifecycle.journal import Journal
+from lifecycle.manifest import Manifest, PartLayout
+from lifecycle.memory.base import MemoryBackend
+from lifecycle.outcome import Measured, Settings, take_measure
+from lifecycle.sync.session import SyncSession
+from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags
+from lifecycle.work import Action, Call
+from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
+_SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
+
+
+class World:
+    """One actor's memory backend, adapter, host buffers and, during a sync, engines."""
+
+    def __init__(
+        self, adapter: Adapter, backend: MemoryBackend, store: HostStore, config: LifecycleConfig, journal: Journal
+    ) -> None:
+        self.adapter, self.backend, self.store = adapter, backend, store
+        self.config, self.journal = config, journal
+        self.pool = BufferPool(store, on_allocate=self._allocated, protect=config.protect_copies)
+        self.buffers: dict[int, HostBuffer] = {}
+        self.session: SyncSession | None = None
+        self._event = "attach"
+        self._slots: tuple[Slot, ...] = ()
+        self._samples = 0
+        self._optimizer: dict[str, Tensor] = {}  # the state tensors that the backend owns
+        self.epoch = 0  # counts overwritings of the device's weights
+        self._perform: dict[str, Callable[[Action, Facts, Call], Done]] = self._table()
+
+    # attaching
+
+    def attach(self) -> list[Part]:
+        """Take over the adapter's tensors and measure them. Returns the first parts, ids from 1."""
+        by_slot: dict[Slot, dict[str, Tensor]] = {}
+        for owned in (*self.adapter.tensors(), *self.adapter.optimizer_tensors()):
+            by_slot.setdefault(owned.slot, {})[owned.name] = owned.tensor
+        self._optimizer = dict(by_slot.setdefault(Slot.OPTIMIZER, {}))
+        for slot in Slot:
+            if slot in by_slot:
+                self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
+        self.adapter.remember()
+        self._slots = tuple(slot for slot in Slot if slot in by_slot)
+        return [self._first_part(number, slot) for number, slot in enumerate(self._slots, start=1)]
+
+    def _first_part(self, number: int, slot: Slot) -> Part:
+        nbytes = self.nbytes(slot)
+        if slot is Slot.OPTIMIZER and nbytes:
+            return Part(number, slot, nbytes)  # measured when it is first copied out
+        tensors = self.backend.fingerprints(slot)
+        return Part(number, slot, nbytes, self._whole(slot, tensors), tensors)
+
+    def manifest(self) -> Manifest:
+        return Manifest({slot: self.backend.layout(slot) for slot in self._slots})
+
+    # asking (work.Probe)
+
+    def nbytes(self, slot: Slot) -> int:
+        return self.backend.layout(slot).nbytes if slot in self._slots else 0
+
+    def region_bytes(self, region: Region) -> int:
+        return sum(self.nbytes(slot) for slot in self._slots if SLOT_REGION[slot] is region)
+
+    def grad_bytes(self) -> int:
+        return self.adapter.grad_bytes()
+
+    def workspace_bytes(self) -> int:
+        return self.adapter.workspace_bytes()
+
+    def graphs_captured(self) -> bool:
+        return self.adapter.graphs_captured()
+
+    def has_groups(self) -> bool:
+        return self.adapter.has_groups()
+
+    def has_optimizer(self) -> bool:
+        return self.adapter.has_optimizer()
+
+    def optimizer_appeared(self) -> bool:
+        """Whether optimizer state exists that the backend does not own, or is gone that it does."""
+        if Region.OPTIMIZER not in self.backend.resident():
+            return False
+        now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
+        return now.keys() != self._optimizer.keys() or any(
+            now[name] is not own for name, own in self._optimizer.items()
+        )
+
+    def keeps_addresses(self) -> bool:
+        return self.backend.keeps_addresses
+
+    def available_bytes(self) -> int | None:
+        return self.backend.available()
+
+    def mapped(self) -> frozenset[Region]:
+        return self.backend.resident()
+
+    def settings(self) -> Settings:
+        return Settings({slot: self.nbytes(slot) for slot in self._slots}, self.store.copy)
+
+    # doing
+
+    def perform(self, action: Action, facts: Facts, call: Call) -> Done:
+        self._event = call.event
+        do = self._perform.get(action.do)
+        if do is not None:
+            return do(action, facts, call)
+        if action.do.startswith("engine_") or action.do == "connect":
+            assert self.session is not None
+            return self.session.perform(action, facts, self), 0
+        return None, 0  # bookkeeping: `after` does it
+
+    def _table(self) -> dict[str, Callable[[Action, Facts, Call], Done]]:
+        return {
+            "settle": lambda *_: (self.adapter.settle(), 0),
+            "check": lambda *_: (self.adapter.check(), 0),
+            "verify": self._verify,
+            "check_copies": self._check_copies,
+            "copy_out": self._copy_out,
+            "adopt_optimizer": self._adopt_optimizer,
+            "back_up": self._back_up,
+            "drop_workspaces": lambda *_: (None, self.adapter.drop_workspaces()),
+            "discard_grads": lambda *_: (None, self.adapter.discard_grads()),
+            "zero_grads": lambda *_: (None, self.adapter.zero_grads()),
+            "collect": lambda *_: (None, self.backend.collect()),
+            "suspend_groups": lambda *_: (self.adapter.suspend_groups(), 0),
+            "lower_sync_groups": lambda *_: (self.adapter.suspend_groups(), 0),
+            "reload_groups": lambda *_: (self.adapter.reload_groups(), 0),
+            "raise_sync_groups": lambda *_: (self.adapter.reload_groups(), 0),
+            "pause": self._pause,
+            "resume": self._resume,
+            "copy_in": self._copy_in,
+            "freeze_phase": self._measure_weights,
+            "settle_phase": self._measure_weights,
+            "freeze_load": self._measure_weights,
+            "adopt": self._measure_weights,
+            "read_back": self._read_back,
+            "bring_back": self._bring_back,
+            "remove_hooks": lambda *_: (self.adapter.remove(), 0),
+            "free_copies": self._free_copies,
+        }
+
+    def _whole(self, slot: Slot, tensors: Mapping[str, str]) -> str:
+        return part_fingerprint((t.name, t.dtype, t.shape, tensors[t.name]) for t in self.backend.layout(slot))
+
+    def measure(self, slots: Iterable[Slot]) -> Measured:
+        """Fingerprint what the device holds in these slots."""
+        tensors = {slot: self.backend.fingerprints(slot) for slot in slots}
+        whole = {slot: self._whole(slot, found) for slot, found in tensors.items()}
+        return Measured(tensors, whole, {slot: self.nbytes(slot) for slot in tensors})
+
+    def _measure_weights(self, action: Action, facts: Facts, call: Call) -> Done:
+        return self.measure(slot for slot in VERSION_SLOTS if slot in self._slots), 0
+
+    def _names_to_verify(self, part: Part) -> Collection[str] | None:
+        if self.config.verify == "always":
+            return None
+        self._samples += 1
+        return list(part.tensors)[self._samples % _SAMPLE :: _SAMPLE]
+
+    def _differences(self, slot: Slot, part: Part) -> tuple[dict[str, str], dict[str, str]]:
+        """(expected, got) of the tensors looked at."""
+        names = self._names_to_verify(part)
+        got = self.backend.fingerprints(slot, names)
+        return {name: part.tensors[name] for name in got}, got
+
+    def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
+        assert action.slot is not None
+        assert action.part is not None
+        part = facts.parts[action.part]
+        expected, got = self._differences(action.slot, part)
+        if expected == got:
+            return None, 0
+        tag = call.shown or ACTOR
+        changed = [name for name in expected if expected[name] != got[name]]
+        if self.config.on_untracked == "refuse":
+            raise UntrackedChange(tag, facts.tags[tag], changed)
+        losing = [
+            t for t, version in facts.tags.items() if t != tag and part.id in facts.versions[version].parts.values()
+        ]
+        if losing and part.id not in facts.copies:
+            advice = (
+                f"Adopting them would leave {', '.join(losing)} without any copy: call adopt(), which moves those tags "
+                "along, or load their weights again with loading(tag)."
+            )
+            raise UntrackedChange(tag, facts.tags[tag], changed, advice)
+        return self.measure([action.slot]), 0
+
+    def _check_copies(self, action: Action, facts: Facts, call: Call) -> Done:
+        for tag in lost_tags(facts):
+            version = facts.version_of(tag)
+            raise NoReadableCopy(tag, version.id, {facts.parts[p].slot.value: () for p in version.parts.values()})
+        if Region.WEIGHTS not in facts.resident:
+            for slot, part in facts.backups.items():
+                if part not in facts.copies:
+                    raise NoReadableCopy(slot.value, 0, {slot.value: ()})
+        return None, 0
+
+    def _keep_copy(self, slot: Slot, part: int) -> int:
+        buffer = self.pool.acquire(self.nbytes(slot))
+        try:
+            moved = self.backend.copy_out(slot, buffer)
+            self.pool.seal(buffer)
+        except BaseException:
+            self.pool.release(buffer)
+            raise
+        self.buffers[part] = buffer
+        return moved
+
+    def _copy_out(self, action: Action, facts: Facts, call: Call) -> Done:
+        assert action.slot is not None
+        assert action.part is not None
+        return None, self._keep_copy(action.slot, action.part)
+
+    def _back_up(self, action: Action, facts: Facts, call: Call) -> Done:
+        """Copy only if the content differs from the last copy; measuring tells."""
+        assert action.slot is not None
+        found = self.measure([action.slot])
+        part = take_measure(facts, found)[1][action.slot]
+        if part in facts.copies:
+            return found, 0
+        return found, self._keep_copy(action.slot, part)
+
+    def _adopt_optimizer(self, action: Action, facts: Facts, call: Call) -> Done:
+        """Append what is new; where the owner replaced or dropped something, start over."""
+        now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
+        if any(now.get(name) is not own for name, own in self._optimizer.items()):
+            self.backend.forget(Slot.OPTIMIZER)
+            self._optimizer = {}
+        fresh = {name: tensor for name, tensor in now.items() if name not in self._optimizer}
+        self.backend.adopt(Slot.OPTIMIZER, Region.OPTIMIZER, fresh)
+        self._optimizer = now
+        return None, 0
+
+    def _pause(self, action: Action, facts: Facts, call: Call) -> Done:
+        assert action.region is not None
+        if action.region is Region.WEIGHTS:
+            self.adapter.guard_released(True)
+        return None, self.backend.pause(action.region)
+
+    def _resume(self, action: Action, facts: Facts, call: Call) -> Done:
+        assert action.region is not None
+        return None, self.backend.resume(action.region)
+
+    def _copy_in(self, action: Action, facts: Facts, call: Call) -> Done:
+        assert action.slot is not None
+        assert action.part is not None
+        part = facts.parts[action.part]
+        if action.slot is Slot.OPTIMIZER:  # an aborted phase may have made state that this content has not
+            self.adapter.truncate_optimizer(list(self._optimizer))
+        if SLOT_REGION[action.slot] is Region.WEIGHTS:
+            self.epoch += 1
+        moved = self.backend.copy_in(action.slot, self.buffers[part.id], part.nbytes) if part.nbytes else 0
+        if part.fingerprint is not None and self.config.verify != "never":
+            expected, got = self._differences(action.slot, part)
+            if expected != got:
+                raise VerificationFailed(f"restored {action.slot}", expected, got)
+        return None, moved
+
+    def _read_back(self, action: Action, facts: Facts, call: Call) -> Done:
+        mapped = self.backend.resident()
+        return (mapped, self.measure(slot for slot in self._slots if SLOT_REGION[slot] in mapped)), 0
+
+    def _bring_back(self, action: Action, facts: Facts, call: Call) -> Done:
+        """The actor's parts that the device lacks and that a copy is left of; what fails is told in the journal."""
+        moved = 0
+        for slot, part in facts.version_of(ACTOR).parts.items():
+            if facts.device.get(slot) == part or part not in self.buffers:
+                continue
+            try:
+                if SLOT_REGION[slot] not in self.backend.resident():
+                    self.backend.resume(SLOT_REGION[slot])
+                moved += self.backend.copy_in(slot, self.buffers[part], facts.parts[part].nbytes)
+            except Exception as error:
+                self.journal.add("note", call.event, slot=slot, part=part, note=f"not brought back: {error}")
+        return None, moved
+
+    def _free_copies(self, action: Action, facts: Facts, call: Call) -> Done:
+        for part in list(self.buffers):
+            self.pool.release(self.buffers.pop(part))
+        self.pool.close()
+        return None, 0
+
+    # around events
+
+    def free_unreferenced(self, facts: Facts) -> None:
+        """Give back the buffers of copies that the facts no longer know."""
+        for part in [part for part in self.buffers if part not in facts.copies]:
+            self.pool.release(self.buffers.pop(part))
+
+    def _allocated(self, buffer: HostBuffer) -> None:
+        note = f"host buffer {buffer.id} in {self.store.name}"
+        self.journal.add("allocate", self._event, nbytes=buffer.nbytes, note=note)
+
+    # reading
+
+    def read(self, facts: Facts, lease: Lease) -> dict[str, Tensor]:
+        """Tensors by name, straight from the leased sources. Read-only by contract."""
+        found: dict[str, Tensor] = {}
+        for part, place in lease.sources.items():
+            slot = facts.parts[part].slot
+            layout = self.backend.layout(slot)
+            found |= self.backend.views(slot) if place is Copy.DEVICE else views_over(self.buffers[part], layout)
+        return found
+
+
+def views_over(buffer: HostBuffer, layout: PartLayout) -> dict[str, Tensor]:
+    """The tensors of a part, as views of its copy: no bytes move."""
+    import torch
+
+    from lifecycle.hoststore.base import tensor_over
+
+    whole = tensor_over(buffer)
+    views = {}
+    for spec in layout:
+        dtype = getattr(torch, spec.dtype)
+        size = dtype.itemsize
+        extent = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True)) if spec.nbytes else 0
+        flat = whole[spec.offset : spec.offset + extent * size].view(dtype)
+        views[spec.name] = flat.as_strided(spec.shape, spec.stride)
+    return views
