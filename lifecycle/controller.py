@@ -32,10 +32,10 @@ from lifecycle.errors import (
 )
 from lifecycle.executor import EffectStopped, Executor, Failure, Traffic, interrupts_held
 from lifecycle.hoststore.base import HostStore
-from lifecycle.journal import Journal
+from lifecycle.journal import Journal, Kind
 from lifecycle.machine import RunningMachine
 from lifecycle.memory.base import MemoryBackend
-from lifecycle.plan import ActorState, Plan, Table, allowed_events, find_row, holds, make_plan
+from lifecycle.plan import ActorState, Plan, Table, allowed_events, find_row, holds, make_plan, preview
 from lifecycle.rollout.base import PauseMode, RolloutEngine
 from lifecycle.sync.session import SyncSession
 from lifecycle.versions import ACTOR, Facts, Scope, Version
@@ -94,10 +94,10 @@ class ActorLifecycle:
         adapter = adapter or make_adapter(model, optimizer, extra, waive)
         refuse_second_attach(adapter, [actor._world.adapter for actor in _ATTACHED if actor.state.name != "CLOSED"])
         self.journal = Journal(self.config.journal, self.config.journal_records)
-        self._world = World(adapter, backend, store, self.config, self.journal)
+        self._world: World = World(adapter, backend, store, self.config, self.journal)
         parts = self._world.attach()
         facts = v.first_facts(parts, self._table.tags[1:], backend.resident(), adapter.has_groups(), store.copy)
-        self._executor = Executor(ACTOR_SPEC, self._world, self.journal, facts)
+        self._executor = Executor(self._world, self.journal, facts)
         self._machine = RunningMachine(self._table)
         self._uses = {use.operation: use for use in ACTOR_SPEC.uses}
         self._lock, self._owner, self._pid = threading.Lock(), _NOBODY, os.getpid()
@@ -225,7 +225,7 @@ class ActorLifecycle:
 
     def close(self) -> None:
         """End the life cycle: weights back on the device, hooks off, host memory given back. Once; then nothing."""
-        with self._exclusive("close"), interrupts_held():
+        with interrupts_held(), self._exclusive("close"):
             if self.facts.phase is not None and self.state.name == "RESIDENT":
                 self._step("abort_training")
             if self.facts.load is not None and self.state.name in ("RESIDENT", "SWITCHED"):
@@ -293,16 +293,16 @@ class ActorLifecycle:
         began = time.perf_counter()
         by_name = _by_name(engines)
         session = SyncSession(by_name, self._world.store.shared, pause_mode)
-        arguments = {
+        rotate = tuple(rotate)
+        for name in (name for pair in rotate for name in pair):
+            self._known("sync", name)
+        arguments: dict[str, Any] = {
             "tag": tag,
             "engines": tuple(by_name),
             "host_copy": session.needs_host_copy,
-            "rotate": tuple(rotate),
+            "rotate": rotate,
         }
-        for pair in arguments["rotate"]:
-            for name in pair:
-                self._known("sync", name)
-        with self._exclusive("sync"), interrupts_held():
+        with interrupts_held(), self._exclusive("sync"):
             self._world.session = session
             try:
                 self._step("start_sync", **arguments)
@@ -381,7 +381,7 @@ class ActorLifecycle:
         return Call(
             event,
             self._executor.facts,
-            self._table.shown_tag(self._machine.state),
+            self._table.shown[self._machine.state],
             keep=config.keep,
             verify=config.verify != "never",
             restore_aborted=config.on_abort == "restore",
@@ -408,7 +408,7 @@ class ActorLifecycle:
         raise TransitionRefused(event, str(self.state), (), reason, advice)
 
     def _fire(self, event: str, **arguments: Any) -> None:
-        with self._exclusive(event), interrupts_held():
+        with interrupts_held(), self._exclusive(event):
             self._step(event, **arguments)
 
     def _step(self, event: str, **arguments: Any) -> None:
@@ -423,12 +423,10 @@ class ActorLifecycle:
         row = find_row(self._table, source, call.before, call, world, margin)
         if isinstance(row, TransitionRefused):
             raise self._told_where(row)
-        preview = make_plan(self._table, source, call.before, call, world, world.settings(), margin)
-        if preview.refusal is not None:
-            raise preview.refusal
+        planned = preview(row, call.before, call, world, world.settings())
         began = time.perf_counter()
         try:
-            self._machine.fire(row, lambda: self._executor.run(row, call))
+            self._machine.fire(row, lambda: self._executor.run(row, call, planned))
         except EffectStopped as stop:
             self._stopped(row, call, stop.failure)
         self._commit(row, call, time.perf_counter() - began)
@@ -442,13 +440,13 @@ class ActorLifecycle:
         if self._executor.facts is not call.before:
             self._forget_unreferenced()
             self._guard_forward()
-        shown = self._table.shown_tag(row.target)
+        shown = self._table.shown[row.target]
         version = None if shown is None else self.facts.tags[shown]
         self.journal.add(
             "commit",
             call.event,
             tag=call.tag,
-            source=str(self._table.states[row.source]),
+            source=self._table.names[row.source],
             target=str(self.state),
             version=version,
             seconds=seconds,
@@ -457,9 +455,9 @@ class ActorLifecycle:
     def _stopped(self, row: FlatRow, call: Call, failure: Failure) -> None:
         """An effect raised and was unwound, or not: raise what the caller must know."""
         self._forget_unreferenced()
-        kind = "unwind" if failure.rolled_back else "fault"
+        kind: Kind = "unwind" if failure.rolled_back else "fault"
         note = f"{type(failure.cause).__name__}: {failure.cause}"
-        source = str(self._table.states[row.source])
+        source = self._table.names[row.source]
         self.journal.add(kind, call.event, tag=call.tag, effect=failure.effect, source=source, note=note)
         if not failure.rolled_back:
             self._fault(row.source, failure.effect)
@@ -503,7 +501,7 @@ class ActorLifecycle:
             raise
 
     def _enter_scope(self, tag: str) -> Scope:
-        with self._exclusive("using"), interrupts_held():
+        with interrupts_held(), self._exclusive("using"):
             self._known("using", tag)
             back = self._machine.state
             self._go(tag)
@@ -514,12 +512,12 @@ class ActorLifecycle:
     def _go(self, tag: str) -> None:
         if self.state.name == "ASLEEP":
             self._step("wake_up", tag=tag)
-        elif self._table.shown_tag(self._machine.state) != tag or self.state.name == "SYNCING":
+        elif self._table.shown[self._machine.state] != tag or self.state.name == "SYNCING":
             self._step("switch", tag=tag)
 
     def _leave_scope(self, scope: Scope) -> None:
         """The innermost goes back to where it began; one left out of order (threads) hands its beginning on."""
-        with self._exclusive("using", wait=True), interrupts_held():
+        with interrupts_held(), self._exclusive("using", wait=True):
             scopes = self.facts.scopes
             place = next(n for n, held in enumerate(scopes) if held.id == scope.id)
             innermost = place == len(scopes) - 1
@@ -531,10 +529,10 @@ class ActorLifecycle:
                 self._go_back(scopes[place].back)
 
     def _go_back(self, flat: str) -> None:
-        tag = self._table.shown_tag(flat)
+        tag = self._table.shown[flat]
         if tag is None:
             self._step("sleep")
-        elif tag != self._table.shown_tag(self._machine.state):
+        elif tag != self._table.shown[self._machine.state]:
             self._step("switch", tag=tag)
 
     def _leave_scope_after(self, scope: Scope, error: BaseException) -> None:

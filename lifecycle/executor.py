@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -22,10 +22,11 @@ from attrs import define, field, frozen
 
 from lifecycle.journal import Journal
 from lifecycle.outcome import Settings, after, during
+from lifecycle.plan import PlannedEffect
 from lifecycle.versions import Facts
 from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
 from states.resources import SLOT_REGION
-from states.spec import Effect, FlatRow, MachineSpec
+from states.spec import FlatRow
 
 
 class World(Probe, Protocol):
@@ -74,29 +75,26 @@ class Traffic:
 class Executor:
     """Holds the facts while a row runs; ``moving`` and ``facts`` may be read from any thread."""
 
-    spec: MachineSpec
     world: World
     journal: Journal
     facts: Facts
     moving: tuple[str, str] | None = None
     traffic: Traffic = field(factory=Traffic)
-    _effects: dict[str, Effect] = field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._effects = {effect.name: effect for effect in self.spec.effects}
-
-    def run(self, row: FlatRow, call: Call) -> None:
+    def run(self, row: FlatRow, call: Call, planned: tuple[PlannedEffect, ...]) -> None:
         """All effects of the row, in order. Raises EffectStopped, after unwinding."""
+        self.traffic.avoided += sum(avoided_bytes(name, self.facts, call) for name in row.row.effects)
+        if not planned:
+            return
         inverses: list[str] = []
         committed_to = False  # whether a point of no return has been passed
         name = ""
         try:
-            for name in row.row.effects:
+            for effect in row.effects:
+                name = effect.name
                 todo = actions(name, self.facts, call, self.world)
-                self.traffic.avoided += avoided_bytes(name, self.facts, call)
                 if not todo:
                     continue
-                effect = self._effects[name]
                 if not effect.undoable and not committed_to:
                     committed_to = True
                     self.journal.add(
@@ -173,14 +171,10 @@ def interrupts_held() -> Iterator[None]:
         yield
         return
     arrived: list[tuple[int, FrameType | None]] = []
-    handler: Callable[[int, FrameType | None], Any] | int | None = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        yield  # ignored, or handled outside of Python: nothing would be raised here
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    handler = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if arrived:
+        if arrived and callable(handler):  # else it is ignored, or handled outside of Python
             handler(*arrived[-1])

@@ -41,14 +41,7 @@ class Record:
     note: str = ""
 
 
-_FIELDS = tuple(field.name for field in Record.__attrs_attrs__)  # type: ignore[attr-defined]
-_DEFAULTS = {field.name: field.default for field in Record.__attrs_attrs__}  # type: ignore[attr-defined]
-
-
-def to_line(record: Record) -> str:
-    """One JSON object; fields at their default are left out."""
-    plain = {name: value for name in _FIELDS if (value := getattr(record, name)) != _DEFAULTS[name]}
-    return json.dumps(plain, separators=(",", ":"))
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[Record]:
@@ -79,10 +72,12 @@ class Journal:
 
     def add(self, kind: Kind, event: str, **fields: Any) -> Record:
         self._seq += 1
-        record = Record(self._seq, time.time(), kind, event, **fields)
+        now = time.time()
+        record = Record(self._seq, now, kind, event, **fields)
         self._records.append(record)
         if self._file is not None:
-            self._file.write(to_line(record) + "\n")
+            told = {name: value for name, value in fields.items() if value}  # what is left out is at its default
+            self._file.write(_encode({"seq": self._seq, "time": now, "kind": kind, "event": event, **told}) + "\n")
         return record
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ what each has to do. The executor runs the same row; it folds again with the fac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from attrs import field, frozen
 
@@ -64,6 +64,8 @@ class Table:
     spec: MachineSpec
     tags: tuple[str, ...]
     states: Mapping[str, ActorState]
+    names: Mapping[str, str]  # flat state to what users read, "SWITCHED(ref)"
+    shown: Mapping[str, str | None]  # flat state to the tag whose version the device shows there
     rows: Mapping[tuple[str, str, str | None], tuple[FlatRow, ...]]
     all_rows: tuple[FlatRow, ...] = field(repr=False)
 
@@ -76,18 +78,20 @@ class Table:
             key = (row.row.event, row.source, row.tag)
             rows[key] = (*rows.get(key, ()), row)
         states = {name: _user_state(*found) for name, found in flat_states(spec, tags).items()}
-        return cls(spec, tags, states, rows, flat)
+        names = {name: str(state) for name, state in states.items()}
+        shown = {name: _shown(spec, states, name) for name in states}
+        return cls(spec, tags, states, names, shown, rows, flat)
 
     def candidates(self, event: str, source: str, tag: str | None) -> tuple[FlatRow, ...]:
         """Rows for this very tag, or else rows whose choice the tag does not take part in."""
         return self.rows.get((event, source, tag)) or self.rows.get((event, source, None), ())
 
-    def shown_tag(self, source: str) -> str | None:
-        """The tag whose version the device shows in this flat state."""
-        state = self.states[source]
-        if state.origin is not None:
-            return self.shown_tag(state.origin)
-        return state.tag or (ACTOR if state.name == self.spec.initial else None)
+
+def _shown(spec: MachineSpec, states: Mapping[str, ActorState], flat: str) -> str | None:
+    state = states[flat]
+    if state.origin is not None:
+        return _shown(spec, states, state.origin)
+    return state.tag or (ACTOR if state.name == spec.initial else None)
 
 
 def _user_state(state: State, suffix: str | None) -> ActorState:
@@ -101,12 +105,11 @@ def _user_state(state: State, suffix: str | None) -> ActorState:
 
 def region_needs(facts: Facts, row: FlatRow, probe: Probe) -> int:
     """Bytes that the row would have to map."""
+    wanted: tuple[Region, ...] = ()
     if "resume_actor_regions" in row.row.effects:
         wanted = (Region.WEIGHTS, Region.REST, Region.OPTIMIZER)
     elif "resume_forward_regions" in row.row.effects:
         wanted = (Region.WEIGHTS, Region.REST)
-    else:
-        return 0
     return sum(probe.region_bytes(region) for region in wanted if region not in facts.resident)
 
 
@@ -153,21 +156,23 @@ def holds(fact: Fact, facts: Facts, call: Call, row: FlatRow, probe: Probe, marg
     return CONDITIONS[fact](facts, call, row, probe, margin)
 
 
-def failed_guard(table: Table, row: FlatRow, facts: Facts, call: Call, probe: Probe, margin: int) -> Guard | None:
+def failed_guard(row: FlatRow, facts: Facts, call: Call, probe: Probe, margin: int) -> Guard | None:
     """The first guard that says no."""
-    for name in row.row.guards:
-        guard = table.spec.guard(name)
-        wrong = any(holds(f, facts, call, row, probe, margin) for f in guard.forbids)
-        if wrong or not all(holds(f, facts, call, row, probe, margin) for f in guard.requires):
-            return guard
+    for guard in row.guards:
+        for fact in guard.forbids:
+            if CONDITIONS[fact](facts, call, row, probe, margin):
+                return guard
+        for fact in guard.requires:
+            if not CONDITIONS[fact](facts, call, row, probe, margin):
+                return guard
     return None
 
 
-def choose(rows: Iterable[FlatRow], facts: Facts, call: Call, probe: Probe) -> FlatRow | None:
+def _choose(rows: tuple[FlatRow, ...], facts: Facts, call: Call, probe: Probe) -> FlatRow | None:
     """The row whose ``when`` holds and whose ``unless`` does not."""
     for row in rows:
-        if all(holds(f, facts, call, row, probe) for f in row.row.when) and not any(
-            holds(f, facts, call, row, probe) for f in row.row.unless
+        if all(holds(fact, facts, call, row, probe) for fact in row.row.when) and not any(
+            holds(fact, facts, call, row, probe) for fact in row.row.unless
         ):
             return row
     return None
@@ -188,13 +193,13 @@ def find_row(
 ) -> FlatRow | TransitionRefused:
     """The flat row that answers this call, or the refusal. Total: never raises for bad input of a caller."""
     state = table.states[source]
-    for tag in (call.tag, call.of):
-        if tag is not None and tag not in facts.tags:
-            return UnknownTag(call.event, str(state), tag, facts.tags)
-    row = choose(table.candidates(call.event, source, call.tag), facts, call, probe)
+    if not {call.tag, call.of} - {None} <= facts.tags.keys():
+        unknown = next(tag for tag in (call.tag, call.of) if tag is not None and tag not in facts.tags)
+        return UnknownTag(call.event, str(state), unknown, facts.tags)
+    row = _choose(table.candidates(call.event, source, call.tag), facts, call, probe)
     if row is None:
         return no_row(table, source, call)
-    guard = failed_guard(table, row, facts, call, probe, margin)
+    guard = failed_guard(row, facts, call, probe, margin)
     if guard is None:
         return row
     reason = guard.reason
@@ -224,18 +229,21 @@ def make_plan(
     """What the event would do. Bytes are upper bounds where only measuring can tell."""
     row = find_row(table, source, facts, call, probe, margin)
     if isinstance(row, TransitionRefused):
-        return Plan(call.event, str(table.states[source]), None, refusal=row)
+        return Plan(call.event, table.names[source], None, refusal=row)
     try:
-        effects = tuple(_predict(row, facts, call, probe, settings))
+        effects = preview(row, facts, call, probe, settings)
     except NoReadableCopy as error:
-        return Plan(call.event, str(table.states[source]), None, refusal=error)
-    return Plan(call.event, str(table.states[source]), str(table.states[row.target]), effects)
+        return Plan(call.event, table.names[source], None, refusal=error)
+    return Plan(call.event, table.names[source], table.names[row.target], effects)
 
 
-def _predict(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Settings) -> Iterator[PlannedEffect]:
+def preview(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Settings) -> tuple[PlannedEffect, ...]:
+    """The row's effects that have something to do. Raises NoReadableCopy where one would lack its source."""
+    planned = []
     for effect in row.row.effects:
         todo = actions(effect, facts, call, probe)
         for action in todo:
             facts = after(during(facts, action), action, None, call, settings)
         if todo:
-            yield PlannedEffect(effect, sum(action.nbytes for action in todo if action.direction), todo)
+            planned.append(PlannedEffect(effect, sum(action.nbytes for action in todo if action.direction), todo))
+    return tuple(planned)

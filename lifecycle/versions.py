@@ -185,7 +185,7 @@ def version_parts(facts: Facts, version: int) -> tuple[int, ...]:
 
 def shown(facts: Facts, version: int) -> bool:
     """Whether the device holds every part of the version."""
-    return all(facts.device.get(facts.parts[part].slot) == part for part in version_parts(facts, version))
+    return facts.versions[version].parts.items() <= facts.device.items()
 
 
 def referenced_versions(facts: Facts) -> set[int]:
@@ -312,8 +312,8 @@ def end_load(facts: Facts, parts: Mapping[Slot, int]) -> Facts:
     """The tag points at what was written."""
     assert facts.load is not None
     version = facts.versions[facts.load.version]
-    facts = freeze(facts, version, parts, version.step)
-    return evolve(facts, tags={**facts.tags, facts.load.tag: version.id}, load=None)
+    tags = {**facts.tags, facts.load.tag: version.id}
+    return evolve(freeze(facts, version, parts, version.step), tags=tags, load=None)
 
 
 def drop_load(facts: Facts) -> Facts:

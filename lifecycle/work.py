@@ -372,6 +372,6 @@ def avoided_bytes(effect: str, facts: Facts, call: Call) -> int:
         device = [facts.device[slot] for slot in VERSION_SLOTS if slot in facts.device]
         return sum(facts.parts[part].nbytes for part in device if part in facts.copies)
     if effect == "restore_weights" and call.event == "switch":
-        parts = facts.versions[target_version(facts, call)].parts
-        return sum(facts.parts[part].nbytes for slot, part in parts.items() if facts.device.get(slot) == part)
+        held = facts.versions[target_version(facts, call)].parts.items() & facts.device.items()
+        return sum(facts.parts[part].nbytes for _, part in held)
     return 0

@@ -45,6 +45,7 @@ class World:
         self._slots: tuple[Slot, ...] = ()
         self._samples = 0
         self._optimizer: dict[str, Tensor] = {}  # the state tensors that the backend owns
+        self._settings = Settings({}, store.copy)
         self.epoch = 0  # counts overwritings of the device's weights
         self._perform: dict[str, Callable[[Action, Facts, Call], Done]] = self._table()
 
@@ -61,7 +62,11 @@ class World:
                 self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
         self.adapter.remember()
         self._slots = tuple(slot for slot in Slot if slot in by_slot)
+        self._settings = self._present_settings()
         return [self._first_part(number, slot) for number, slot in enumerate(self._slots, start=1)]
+
+    def _present_settings(self) -> Settings:
+        return Settings({slot: self.nbytes(slot) for slot in self._slots}, self.store.copy)
 
     def _first_part(self, number: int, slot: Slot) -> Part:
         nbytes = self.nbytes(slot)
@@ -115,7 +120,7 @@ class World:
         return self.backend.resident()
 
     def settings(self) -> Settings:
-        return Settings({slot: self.nbytes(slot) for slot in self._slots}, self.store.copy)
+        return self._settings
 
     # doing
 
@@ -126,13 +131,13 @@ class World:
             return do(action, facts, call)
         if action.do.startswith("engine_") or action.do == "connect":
             assert self.session is not None
-            return self.session.perform(action, facts, self), 0
+            self.session.perform(action, facts, self)
         return None, 0  # bookkeeping: `after` does it
 
     def _table(self) -> dict[str, Callable[[Action, Facts, Call], Done]]:
         return {
-            "settle": lambda *_: (self.adapter.settle(), 0),
-            "check": lambda *_: (self.adapter.check(), 0),
+            "settle": _just(self.adapter.settle),
+            "check": _just(self.adapter.check),
             "verify": self._verify,
             "check_copies": self._check_copies,
             "copy_out": self._copy_out,
@@ -142,10 +147,10 @@ class World:
             "discard_grads": lambda *_: (None, self.adapter.discard_grads()),
             "zero_grads": lambda *_: (None, self.adapter.zero_grads()),
             "collect": lambda *_: (None, self.backend.collect()),
-            "suspend_groups": lambda *_: (self.adapter.suspend_groups(), 0),
-            "lower_sync_groups": lambda *_: (self.adapter.suspend_groups(), 0),
-            "reload_groups": lambda *_: (self.adapter.reload_groups(), 0),
-            "raise_sync_groups": lambda *_: (self.adapter.reload_groups(), 0),
+            "suspend_groups": _just(self.adapter.suspend_groups),
+            "lower_sync_groups": _just(self.adapter.suspend_groups),
+            "reload_groups": _just(self.adapter.reload_groups),
+            "raise_sync_groups": _just(self.adapter.reload_groups),
             "pause": self._pause,
             "resume": self._resume,
             "copy_in": self._copy_in,
@@ -155,7 +160,7 @@ class World:
             "adopt": self._measure_weights,
             "read_back": self._read_back,
             "bring_back": self._bring_back,
-            "remove_hooks": lambda *_: (self.adapter.remove(), 0),
+            "remove_hooks": _just(self.adapter.remove),
             "free_copies": self._free_copies,
         }
 
@@ -249,6 +254,7 @@ class World:
         fresh = {name: tensor for name, tensor in now.items() if name not in self._optimizer}
         self.backend.adopt(Slot.OPTIMIZER, Region.OPTIMIZER, fresh)
         self._optimizer = now
+        self._settings = self._present_settings()
         return None, 0
 
     def _pause(self, action: Action, facts: Facts, call: Call) -> Done:
@@ -321,6 +327,14 @@ class World:
             layout = self.backend.layout(slot)
             found |= self.backend.views(slot) if place is Copy.DEVICE else views_over(self.buffers[part], layout)
         return found
+
+
+def _just(act: Callable[[], None]) -> Callable[[Action, Facts, Call], Done]:
+    def perform(action: Action, facts: Facts, call: Call) -> Done:
+        act()
+        return None, 0
+
+    return perform
 
 
 def views_over(buffer: HostBuffer, layout: PartLayout) -> dict[str, Tensor]:

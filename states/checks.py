@@ -18,9 +18,14 @@ def problems(spec: MachineSpec) -> list[str]:
 
 
 def _duplicates(spec: MachineSpec) -> Iterator[str]:
-    kinds = {"state": spec.states, "event": spec.events, "effect": spec.effects, "guard": spec.guards}
-    for kind, values in kinds.items():
-        for name, count in Counter(value.name for value in values).items():
+    kinds = {
+        "state": [s.name for s in spec.states],
+        "event": [e.name for e in spec.events],
+        "effect": [e.name for e in spec.effects],
+        "guard": [g.name for g in spec.guards],
+    }
+    for kind, names in kinds.items():
+        for name, count in Counter(names).items():
             if count > 1:
                 yield f"{kind} {name!r} is declared {count} times"
     keys = Counter((r.event, r.source, r.match, r.when, r.unless) for r in spec.rows)

@@ -146,6 +146,8 @@ class FlatRow:
     source: str
     target: str
     row: Row
+    effects: tuple[Effect, ...]
+    guards: tuple[Guard, ...]
 
 
 @frozen
@@ -209,11 +211,14 @@ def flat_rows(spec: MachineSpec, tags: Iterable[str]) -> Iterator[FlatRow]:
     tags = tuple(tags)
     flat = flat_states(spec, tags)
     for row in spec.rows:
+        effects = tuple(spec.effect(name) for name in row.effects)
+        guards = tuple(spec.guard(name) for name in row.guards)
         for source, (state, suffix) in flat.items():
             if state.name != row.source:
                 continue
             for tag in _tags_of(row, suffix, tags):
-                yield FlatRow(_trigger(spec, row, tag), tag, source, _target(spec, row, source, suffix, tag), row)
+                target = _target(spec, row, source, suffix, tag)
+                yield FlatRow(_trigger(spec, row, tag), tag, source, target, row, effects, guards)
 
 
 def _tags_of(row: Row, suffix: str | None, tags: tuple[str, ...]) -> list[str | None]:

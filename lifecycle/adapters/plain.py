@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from lifecycle.adapters.base import OwnedTensor
+from lifecycle.adapters.changes import Attached, changes, missing
 from lifecycle.adapters.discovery import Found, Kind, Root, describe, tensors_in, tensors_of
 from lifecycle.errors import ManifestError
 from lifecycle.hooks import Hooks
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from lifecycle.adapters.base import Gate
 
 Storage = tuple[torch.device | None, int]
-
-
-class Attached(NamedTuple):
-    """A tensor as it was when remembered: ``alias`` keeps its storage, dtype, device, shape and strides."""
-
-    tensor: Tensor
-    alias: Tensor
 
 
 # What shares a storage goes to one slot, the last of these: what may change must not be in a slot that may not.
@@ -114,7 +108,7 @@ class PlainAdapter:
             if kind is not Kind.ATTRIBUTE:
                 if tensor.is_meta:
                     yield f"{name}: is on the meta device and has no bytes"
-            elif _storage(tensor) not in slots and not _matches(name, self._waive):
+            elif _storage(tensor) not in slots and not self._waived(name):
                 yield f"{name}: belongs to no region ({describe(tensor)})"
 
     def _unfounded(self, found: Sequence[Found]) -> Iterator[str]:
@@ -127,13 +121,13 @@ class PlainAdapter:
         for prefix, optimizer in self._optimizers.items():
             for tensor in _params(optimizer):
                 if id(tensor) not in model:
-                    yield f"{_title(prefix)}: has a parameter that is not the model's ({describe(tensor)})"
+                    yield f"{_title(prefix)}: steps a parameter outside the model ({describe(tensor)}); pass its module"
 
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
         """Take the present structure as the attached one; the memory backend has moved the tensors to their places."""
-        self._attached = {item.name: Attached(item.tensor, item.tensor.detach()) for item in self._structure()}
+        self._attached = {item.name: Attached.now(item.tensor) for item in self._structure()}
         self._stepped = {prefix: list(_params(optimizer)) for prefix, optimizer in self._optimizers.items()}
 
     def check(self) -> None:
@@ -143,7 +137,7 @@ class PlainAdapter:
         other bytes, and what came to or went from an optimizer's parameters.
         """
         now = {item.name: item.tensor for item in self._structure()}
-        problems = [*_changes(self._attached, now), *self._step_changes()]
+        problems = [*changes(self._attached, now), *self._step_changes()]
         if problems:
             advice = "Undo it, or close() this actor and attach what there is now; waive= attributes that come and go."
             raise ManifestError("the model is not what was attached", problems, advice)
@@ -151,13 +145,16 @@ class PlainAdapter:
             self._hooks.listen()
 
     def _structure(self) -> list[Found]:
-        return [i for i in self._find() if i.kind is not Kind.ATTRIBUTE or not _matches(i.name, self._waive)]
+        return [item for item in self._find() if item.kind is not Kind.ATTRIBUTE or not self._waived(item.name)]
+
+    def _waived(self, name: str) -> bool:
+        return _matches(name, self._waive)
 
     def _step_changes(self) -> Iterator[str]:
         names = {id(was.tensor): name for name, was in reversed(self._attached.items())}
         for prefix, was in self._stepped.items():
             now = list(_params(self._optimizers[prefix]))
-            gone, come = _missing(was, now), _missing(now, was)
+            gone, come = missing(was, now), missing(now, was)
             yield from (f"{_title(prefix)}: no longer has the parameter {names[id(t)]}" for t in gone)
             for tensor in come:
                 name = names.get(id(tensor), f"a tensor that is not the model's, {describe(tensor)}")
@@ -226,12 +223,12 @@ class PlainAdapter:
     # -- gradients ------------------------------------------------------------------------------------------------
 
     def grad_bytes(self) -> int:
-        return sum(_nbytes(tensor.grad) for tensor in self._leaves() if tensor.grad is not None)
+        return sum(_nbytes(tensor.grad) for tensor in self._leaves().values() if tensor.grad is not None)
 
     def discard_grads(self) -> int:
         """Set every gradient to None, remembering whose it was. Returns the bytes."""
         freed = 0
-        for tensor in self._leaves():
+        for tensor in self._leaves().values():
             if tensor.grad is not None:
                 freed += _nbytes(tensor.grad)
                 tensor.grad = None
@@ -248,9 +245,10 @@ class PlainAdapter:
         self._discarded.clear()
         return made
 
-    def _leaves(self) -> list[Tensor]:
-        owned = (item.tensor for item in self._find() if item.kind is not Kind.ATTRIBUTE)
-        return list({id(tensor): tensor for tensor in owned if tensor.is_leaf}.values())
+    def _leaves(self) -> dict[str, Tensor]:
+        owned = (item for item in reversed(self._find()) if item.kind is not Kind.ATTRIBUTE and item.tensor.is_leaf)
+        distinct = {id(item.tensor): item for item in owned}  # under the first of its names
+        return {item.name: item.tensor for item in distinct.values()}
 
     # -- what plain PyTorch does not have -------------------------------------------------------------------------
 
@@ -286,9 +284,7 @@ class PlainAdapter:
         """Put the hooks on. The gate is held weakly."""
         roots = [root for _, root in (*self._model, *self._beside)]
         reading = [module for root in roots for module in root.modules() if tensors_of([("", module)])]
-        names = {id(item.tensor): item for item in reversed(self._find()) if item.kind is not Kind.ATTRIBUTE}
-        leaves = {names[id(tensor)].name: tensor for tensor in self._leaves()}
-        self._hooks = Hooks(roots, reading, self._optimizers.values(), leaves)
+        self._hooks = Hooks(roots, reading, self._optimizers.values(), self._leaves())
         self._hooks.install(gate)
 
     def guard_released(self, released: bool) -> None:
@@ -297,10 +293,12 @@ class PlainAdapter:
             self._hooks.guard(released)
 
     def remove(self) -> None:
-        """Take every hook off; again does nothing."""
+        """Take every hook off and forget the attached structure; again does nothing."""
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+        self._attached.clear()  # its aliases would stand in the way of whoever takes the tensors over next
+        self._stepped.clear()
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -349,46 +347,3 @@ def _drop(holder: dict[Any, Any], key: Any, path: str, kept: Collection[str], ma
     if fresh:
         del holder[key]
     return fresh
-
-
-def _missing(these: Iterable[Tensor], those: Iterable[Tensor]) -> list[Tensor]:
-    known = set(map(id, those))
-    return [tensor for tensor in these if id(tensor) not in known]
-
-
-def _changes(attached: Mapping[str, Attached], now: Mapping[str, Tensor]) -> Iterator[str]:
-    for name, was in attached.items():
-        if name not in now:
-            yield f"{name}: removed"
-        elif not _intact(was, now[name]):
-            yield f"{name}: {', '.join((*_ties(name, attached, now), *_differences(was, now[name])))}"
-    yield from (f"{name}: added ({describe(now[name])})" for name in now if name not in attached)
-
-
-def _intact(was: Attached, tensor: Tensor) -> bool:
-    alias = was.alias
-    same = tensor is was.tensor and tensor.dtype is alias.dtype and tensor.device == alias.device
-    return same and tensor.is_set_to(alias)
-
-
-def _ties(name: str, attached: Mapping[str, Attached], now: Mapping[str, Tensor]) -> Iterator[str]:
-    """How the object under a name changed, said in terms of the other names that had it or have it."""
-    if now[name] is attached[name].tensor:
-        return
-    before = {other for other, was in attached.items() if was.tensor is attached[name].tensor and other != name}
-    after = {other for other, tensor in now.items() if tensor is now[name] and other != name}
-    yield from (f"untied from {other}" for other in sorted(before - after))
-    yield from (f"tied to {other}" for other in sorted(after - before))
-    yield "replaced by another tensor"
-
-
-def _differences(was: Attached, tensor: Tensor) -> Iterator[str]:
-    alias = was.alias
-    if tensor.dtype is not alias.dtype:
-        yield f"cast from {alias.dtype} to {tensor.dtype}"
-    if tensor.device != alias.device:
-        yield f"moved from {alias.device} to {tensor.device}"
-    if tensor.shape != alias.shape:
-        yield f"reshaped from {tuple(alias.shape)} to {tuple(tensor.shape)}"
-    elif tensor is was.tensor and tensor.dtype is alias.dtype and tensor.device == alias.device:
-        yield "given other bytes (its .data was assigned)"

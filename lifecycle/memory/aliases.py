@@ -2,6 +2,10 @@
 
 An *alias group* is the named tensors of one storage: ties and views among them survive a move because the whole group
 moves together, as the one byte extent that its tensors cover.
+
+[Note: bases] A view keeps the tensor that it was made from alive (``Tensor._base``), even where no Python name is left
+for it: every tensor of a safetensors file is such a view. So the bases of named tensors belong to the group without
+being named. They are moved along; left behind, they would hold the old storage, and all its memory, for ever.
 """
 
 from __future__ import annotations
@@ -23,15 +27,20 @@ _ELEMENT_ALIGNMENT = 16  # bytes of the largest element, complex128
 
 @frozen(eq=False)
 class AliasGroup:
-    """The named tensors of one storage and the extent of its bytes that they cover.
+    """The named tensors of one storage, their bases, and the extent of its bytes that they cover. See [Note: bases].
 
     ``start`` counts bytes from the start of the storage and is a multiple of every element's size, so that each
     tensor's distance from it is a whole number of elements. ``nbytes`` is 0 for tensors without elements.
     """
 
     tensors: Mapping[str, Tensor]
+    bases: tuple[Tensor, ...]
     start: int
     nbytes: int
+
+    @property
+    def members(self) -> tuple[Tensor, ...]:
+        return (*self.tensors.values(), *self.bases)
 
     @property
     def storage(self) -> UntypedStorage:
@@ -105,7 +114,7 @@ def rebind(groups: Iterable[AliasGroup], storages: Iterable[UntypedStorage]) -> 
     done: list[tuple[Tensor, Tensor]] = []
     try:
         for group, storage in zip(groups, storages, strict=True):
-            for tensor, offset in [(tensor, group.offset(tensor)) for tensor in group.tensors.values()]:
+            for tensor, offset in [(member, group.offset(member)) for member in group.members]:
                 done.append((tensor, tensor.data))
                 tensor.data = over(storage, tensor.dtype, offset, tensor.shape, tensor.stride())
     except BaseException:
@@ -117,6 +126,11 @@ def rebind(groups: Iterable[AliasGroup], storages: Iterable[UntypedStorage]) -> 
 def refuse_unmovable(tensors: Mapping[str, Tensor], device: str) -> None:
     """Raise ManifestError naming every tensor that can not be moved by its bytes alone."""
     problems = [f"{name} ({problem})" for name, tensor in tensors.items() for problem in _problems(tensor, device)]
+    if not problems:
+        bases = [(name, tensor._base) for name, tensor in tensors.items() if tensor._base is not None]
+        problems = [
+            f"{name} (a view of a tensor {problem})" for name, base in bases for problem in _problems(base, device)
+        ]
     if problems:
         raise ManifestError("tensors that can not be taken over", problems)
 
@@ -126,13 +140,13 @@ def refuse_outsiders(groups: Sequence[AliasGroup]) -> None:
 
     It would go on showing the old bytes. What only C++ holds can not be seen.
     """
-    named = {id(tensor) for group in groups for tensor in group.tensors.values()}
+    known = {id(tensor) for group in groups for tensor in group.members}
     by_storage = {group.storage._cdata: group for group in groups if group.nbytes}
     shared = [
         f"{_names(by_storage[place])} with an unnamed {type(tensor).__name__} of shape {tuple(tensor.shape)}, "
         f"{tensor.dtype}"
         for tensor in _python_tensors()
-        if id(tensor) not in named and (place := _storage_of(tensor)) in by_storage
+        if id(tensor) not in known and (place := _storage_of(tensor)) in by_storage
     ]
     if shared:
         raise ManifestError(
@@ -141,9 +155,11 @@ def refuse_outsiders(groups: Sequence[AliasGroup]) -> None:
 
 
 def _group(members: Mapping[str, Tensor]) -> AliasGroup:
-    extents = [_covered(tensor) for tensor in members.values() if tensor.numel()]
+    bases = {id(tensor._base): tensor._base for tensor in members.values() if tensor._base is not None}
+    unnamed = tuple(base for number, base in bases.items() if number not in {id(tensor) for tensor in members.values()})
+    extents = [_covered(tensor) for tensor in (*members.values(), *unnamed) if tensor.numel()]
     low = min((first for first, _ in extents), default=0) // _ELEMENT_ALIGNMENT * _ELEMENT_ALIGNMENT
-    return AliasGroup(members, low, max((end for _, end in extents), default=low) - low)
+    return AliasGroup(members, unnamed, low, max((end for _, end in extents), default=low) - low)
 
 
 def _covered(tensor: Tensor) -> tuple[int, int]:

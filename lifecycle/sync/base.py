@@ -34,5 +34,7 @@ class UpdateManifest:
 class Transport(Protocol):
     """A way for an engine to get at the bytes. Valid until the sync that made it ends."""
 
-    name: str
-    needs_host_copy: bool
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs_host_copy(self) -> bool: ...
