@@ -130,7 +130,7 @@ class Hooks:
             gate.permit(operation)
 
     def _root_called(self, module: Module, args: Any) -> None:
-        if self._released and torch.compiler.is_compiling():  # see [Note: compiled models]
+        if self._released:  # see [Note: compiled models]
             self._ask("forward")
 
     def _module_called(self, module: Module, args: Any) -> None:

@@ -102,6 +102,20 @@ def test_poison_marks_what_was_not_restored():
     assert weight.unique().tolist() == [0xCB]
 
 
+def test_a_former_base_is_left_alone():
+    """A view that was given other memory no longer moves with the tensor that it was made from."""
+    base = torch.arange(6)
+    view = base[2:]
+    view.data = torch.zeros(4, dtype=torch.int64)
+    place = base.data_ptr()
+
+    adopt({"view": view, "other": torch.ones(3)})
+
+    assert view._base is base
+    assert base.data_ptr() == place
+    assert base.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 class TinyModel(nn.Module):
     """Tied embeddings, BatchNorm buffers, and a buffer that is a view of another."""
 

@@ -130,8 +130,11 @@ def test_fake_keeps_the_tensors_it_is_offered():
     engine, tensor = FakeEngine(), torch.arange(2.0)
     engine.begin_update(fake_manifest(names=("a",)), WithTensors({"a": tensor}))
 
-    assert engine.weights == {"a": tensor}
-    assert engine.check_weights({"a": fingerprint(tensor)}) == ()
+    sent = fingerprint(tensor)
+    tensor += 1  # the sender trains on
+
+    assert engine.check_weights({"a": sent}) == ()
+    assert engine.weights["a"].tolist() == [0.0, 1.0]
     assert engine.check_weights({"a": f"{0:016x}"}) == ("a",)
 
 
@@ -167,6 +170,63 @@ def test_fake_request_is_aborted_by_a_pause():
     (answer,) = answers
     assert (answer["finish_reason"], answer["weight_version"]) == ("abort", 7)
     assert set(answer["tokens"]) <= {7}
+
+
+def test_fake_keeps_a_request_until_it_goes_on():
+    """A kept request of the fake stands still, is refused nothing, and finishes after continue_generation."""
+    engine, answers = FakeEngine(token_seconds=0.002), []
+    take(engine, fake_manifest(7), SharedMemoryTransport(()))
+    thread = threading.Thread(target=lambda: answers.extend(engine.generate([[1]], max_new_tokens=20)))
+    thread.start()
+    while not engine.status()["requests"]["running"]:
+        pass
+    with pytest.raises(EngineError, match="pause_generation first"):
+        engine.begin_update(fake_manifest(8), SharedMemoryTransport(()))
+    with pytest.raises(EngineError, match="pause_generation first"):
+        engine.flush_cache()
+    engine.pause_generation("keep")
+    with pytest.raises(EngineError, match="not finished"):
+        engine.release()
+    assert engine.status()["requests"]["frozen"] == 1
+    engine.continue_generation()
+    thread.join()
+    assert answers == [{"tokens": [7] * 20, "finish_reason": "length", "weight_version": 7}]
+
+
+def test_continue_overtakes_a_waiting_pause():
+    """A pause that waits and is overtaken by continue_generation says so."""
+    engine, errors = FakeEngine(token_seconds=0.01), []
+    take(engine, fake_manifest(7), SharedMemoryTransport(()))
+
+    def pause():
+        try:
+            engine.pause_generation("wait")
+        except EngineError as error:
+            errors.append(error)
+
+    generating = threading.Thread(target=lambda: engine.generate([[1]], max_new_tokens=10_000))
+    pausing = threading.Thread(target=pause)
+    generating.start()
+    while not engine.status()["requests"]["running"]:
+        pass
+    pausing.start()
+    while engine.status()["paused"] != "wait":
+        pass
+    engine.continue_generation()
+    pausing.join()
+    engine.pause_generation("abort")
+    generating.join()
+    assert "continued" in errors[0].reason
+
+
+def test_stopped_engine_takes_nothing():
+    """A state that was stopped admits nothing, and whoever waits for a request is told."""
+    engine = FakeEngine()
+    take(engine, fake_manifest(7), SharedMemoryTransport(()))
+    engine._state.stop()
+    with pytest.raises(EngineError, match="stopping"):
+        engine.generate([[1]])
+    assert engine._state.take() is None
 
 
 def test_fake_needs_no_torch():

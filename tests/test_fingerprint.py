@@ -82,7 +82,7 @@ def test_pieces_do_not_matter(limit: int, tensor: torch.Tensor):
         assert fingerprint(tensor) == reference(logical_bytes(tensor))
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 4095, 4096, 4097, 3 * 4096 + 5, (4 << 20) + 4104 + 3])
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 8191, 8192, 8193, 3 * 8192 + 5, 31 * 8192, (8 << 20) + 8200 + 3])
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_lengths_around_words_rows_and_chunks(length: int, offset: int):
     """Odd lengths, and starts that are not aligned to a word, are padded, not dropped."""

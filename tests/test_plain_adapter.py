@@ -159,6 +159,20 @@ def test_views_of_owned_storage_are_owned_with_it():
     assert got["rows"].slot is Slot.TRAINED
 
 
+def test_views_of_released_storage_are_still_owned():
+    """What belongs together is decided by the storage, which has no address while its memory is given back."""
+    model = nn.Linear(4, 4, bias=False)
+    model.rows = model.weight.detach()[:2]
+    adapter = PlainAdapter(model)
+    adapter.remember()
+    before = list(owned(adapter))
+
+    model.weight.untyped_storage().resize_(0)
+    adapter.check()
+
+    assert list(owned(adapter)) == before == ["weight", "rows"]
+
+
 @pytest.mark.parametrize(
     ("trained", "persistent", "slot"),
     [(True, True, Slot.TRAINED), (False, True, Slot.STATE), (False, False, Slot.FROZEN)],
@@ -395,6 +409,16 @@ def test_optimizer_names_and_order():
     assert second == ["bias.momentum_buffer", "embed.weight.momentum_buffer"]
     assert third == first
     assert [item.name for item in adapter.optimizer_tensors()] == second
+
+
+def test_an_optimizer_is_optional():
+    """A frozen actor has none, and no state."""
+    model = Tied()
+
+    assert not PlainAdapter(model).has_optimizer()
+    assert PlainAdapter(model).optimizer_tensors() == ()
+    assert not PlainAdapter(model).optimizer_changed()
+    assert PlainAdapter(model, torch.optim.SGD(model.parameters(), lr=0.1)).has_optimizer()
 
 
 def test_several_optimizers_have_prefixes():

@@ -31,8 +31,6 @@ from states.resources import SLOT_REGION, Region, Slot
 if TYPE_CHECKING:
     from lifecycle.adapters.base import Gate
 
-Storage = tuple[torch.device | None, int]
-
 
 # What shares a storage goes to one slot, the last of these: what may change must not be in a slot that may not.
 _PRECEDENCE = (Slot.REST, Slot.FROZEN, Slot.STATE, Slot.TRAINED)
@@ -94,16 +92,16 @@ class PlainAdapter:
                 found[index] = item._replace(kind=Kind.EXTRA)
         return found + [item._replace(kind=Kind.EXTRA) for item in tensors_of(self._beside)]
 
-    def _slots(self, found: Iterable[Found]) -> dict[Storage, Slot]:
+    def _slots(self, found: Iterable[Found]) -> dict[int, Slot]:
         stepped = {id(tensor) for optimizer in self._optimizers.values() for tensor in _params(optimizer)}
-        slots: dict[Storage, Slot] = {}
+        slots: dict[int, Slot] = {}
         for item in found:
             if item.kind is not Kind.ATTRIBUTE:
                 slot, key = _slot(item, stepped), _storage(item.tensor)
                 slots[key] = max(slot, slots.get(key, slot), key=_PRECEDENCE.index)
         return slots
 
-    def _unowned(self, found: Iterable[Found], slots: Collection[Storage]) -> Iterator[str]:
+    def _unowned(self, found: Iterable[Found], slots: Collection[int]) -> Iterator[str]:
         for name, kind, tensor in found:
             if kind is not Kind.ATTRIBUTE:
                 if tensor.is_meta:
@@ -281,11 +279,16 @@ class PlainAdapter:
     # -- hooks ----------------------------------------------------------------------------------------------------
 
     def install(self, gate: Gate) -> None:
-        """Put the hooks on. The gate is held weakly."""
-        roots = [root for _, root in (*self._model, *self._beside)]
-        reading = [module for root in roots for module in root.modules() if tensors_of([("", module)])]
-        self._hooks = Hooks(roots, reading, self._optimizers.values(), self._leaves())
+        """Put the hooks on roots, and on modules that have tensors or contain one that has. Holds the gate weakly."""
+        roots = [*self._model, *self._beside]
+        paths = {item.name[:end] for item in self._find() for end, sign in enumerate(item.name) if sign == "."}
+        modules = (pair for prefix, root in roots for pair in root.named_modules(prefix=prefix))
+        reading = [module for path, module in modules if path in paths]
+        self._hooks = Hooks([root for _, root in roots], reading, self._optimizers.values(), self._leaves())
         self._hooks.install(gate)
+
+    def installed(self) -> bool:
+        return self._hooks is not None
 
     def guard_released(self, released: bool) -> None:
         """Refuse forwards while weights are released; without hooks there is nothing to guard."""
@@ -318,10 +321,9 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _storage(tensor: Tensor) -> Storage:
-    pointer = tensor.untyped_storage().data_ptr()
-    # No bytes (no elements, or the meta device): shared with nobody.
-    return (tensor.device, pointer) if pointer else (None, id(tensor))
+def _storage(tensor: Tensor) -> int:
+    # Not its address: a storage that is released has none, and is still shared by the same tensors.
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _slot(item: Found, stepped: Collection[int]) -> Slot:
@@ -330,7 +332,7 @@ def _slot(item: Found, stepped: Collection[int]) -> Slot:
     return Slot.STATE if item.kind is Kind.BUFFER else Slot.REST
 
 
-def _owned(found: Iterable[Found], slots: Mapping[Storage, Slot]) -> Iterator[OwnedTensor]:
+def _owned(found: Iterable[Found], slots: Mapping[int, Slot]) -> Iterator[OwnedTensor]:
     listed: set[int] = set()
     for name, kind, tensor in found:
         slot = slots.get(_storage(tensor))

@@ -11,7 +11,7 @@ being named. They are moved along; left behind, they would hold the old storage,
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -126,11 +126,6 @@ def rebind(groups: Iterable[AliasGroup], storages: Iterable[UntypedStorage]) -> 
 def refuse_unmovable(tensors: Mapping[str, Tensor], device: str) -> None:
     """Raise ManifestError naming every tensor that can not be moved by its bytes alone."""
     problems = [f"{name} ({problem})" for name, tensor in tensors.items() for problem in _problems(tensor, device)]
-    if not problems:
-        bases = [(name, tensor._base) for name, tensor in tensors.items() if tensor._base is not None]
-        problems = [
-            f"{name} (a view of a tensor {problem})" for name, base in bases for problem in _problems(base, device)
-        ]
     if problems:
         raise ManifestError("tensors that can not be taken over", problems)
 
@@ -155,11 +150,20 @@ def refuse_outsiders(groups: Sequence[AliasGroup]) -> None:
 
 
 def _group(members: Mapping[str, Tensor]) -> AliasGroup:
-    bases = {id(tensor._base): tensor._base for tensor in members.values() if tensor._base is not None}
-    unnamed = tuple(base for number, base in bases.items() if number not in {id(tensor) for tensor in members.values()})
+    unnamed = tuple(_bases(members.values()))
     extents = [_covered(tensor) for tensor in (*members.values(), *unnamed) if tensor.numel()]
     low = min((first for first, _ in extents), default=0) // _ELEMENT_ALIGNMENT * _ELEMENT_ALIGNMENT
     return AliasGroup(members, unnamed, low, max((end for _, end in extents), default=low) - low)
+
+
+def _bases(named: Collection[Tensor]) -> Iterator[Tensor]:
+    """The bases, each once, that are not named themselves and that still share their view's storage."""
+    seen = {id(tensor) for tensor in named}
+    for tensor in named:
+        base = tensor._base
+        if base is not None and id(base) not in seen and _storage_of(base) == _storage_of(tensor):
+            seen.add(id(base))
+            yield base
 
 
 def _covered(tensor: Tensor) -> tuple[int, int]:
@@ -192,8 +196,10 @@ def _problems(tensor: Tensor, device: str) -> Iterator[str]:
 
 
 def _python_tensors() -> Iterator[Tensor]:
-    # By type, not isinstance: that would run __class__ properties of lazy proxies.
-    return (found for found in gc.get_objects() if issubclass(type(found), Tensor))
+    # By type, not isinstance: that would run __class__ properties of lazy proxies. Few types, many objects.
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Tensor)}
+    return (found for found in objects if type(found) in kinds)
 
 
 def _storage_of(tensor: Tensor) -> int | None:

@@ -214,9 +214,9 @@ def _filled_segment(groups: Sequence[aliases.AliasGroup]) -> Segment:
     pages.require(nbytes, "the arena's copy of the tensors")
     segment = Segment(pages.anonymous(nbytes), nbytes)
     pages.populate(segment.memory)
-    storages = [_slice(segment.memory, place, group.nbytes) for group, place in zip(groups, places, strict=True)]
-    for group, storage in zip(groups, storages, strict=True):
-        aliases.over(storage, torch.uint8, 0, (group.nbytes,), (1,)).copy_(aliases.extent(group))
+    for group, place in zip(groups, places, strict=True):
+        ctypes.memmove(segment.address + place, group.address, group.nbytes)
+    storages = (_slice(segment.memory, place, group.nbytes) for group, place in zip(groups, places, strict=True))
     aliases.rebind(groups, storages)
     return segment
 

@@ -168,8 +168,10 @@ class WorkerLink:
         finally:
             theirs.close()
         born.set_result(process)
-        self._read()
-        self._bury(process)
+        try:
+            self._read()
+        finally:
+            self._bury(process)
 
     def _read(self) -> None:
         try:

@@ -229,6 +229,7 @@ class LocalEngine:
     def release(self, pools: Collection[str] = POOLS) -> None:
         """Give the memory of these pools back; on return it is free. Released weights are lost, with their version.
 
+        Caches live only as long as their request, so releasing ``kv_cache`` keeps the engine from making new ones.
         Refused while a request is not finished or an update is open. What is released already is left alone.
         """
         self._call("release", pools=list(pools))

@@ -60,10 +60,6 @@ class ModelWeights:
     def nbytes(self) -> int:
         return len(self._memory)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._known)
-
     def populate(self) -> None:
         """Bring every page in, filled with zeros, so that what is missing is missed now and not in an update."""
         self._flat.fill(0)

@@ -56,6 +56,7 @@ class SyncSession:
         self.mode = mode
         self.touched: set[str] = set()
         self.paused: set[str] = set()
+        self.updating: set[str] = set()
         self.outcomes: dict[str, str] = dict.fromkeys(engines, "untouched")
         self.sent_bytes: dict[str, int] = dict.fromkeys(engines, 0)
         self.transports = {name: choose_transport(engine, host_is_shared) for name, engine in engines.items()}
@@ -69,6 +70,10 @@ class SyncSession:
             "engine_abort": self._abort,
             "engine_continue_untouched": self._continue_untouched,
         }
+
+    @property
+    def update_open(self) -> bool:
+        return bool(self.updating)
 
     @property
     def needs_host_copy(self) -> bool:
@@ -91,6 +96,7 @@ class SyncSession:
     def _send(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
         lease = sync_lease(facts)
         self.touched.add(engine.name)
+        self.updating.add(engine.name)
         engine.begin_update(manifest_of(facts, lease, source), self._transport(engine.name, facts, lease, source))
         self.sent_bytes[engine.name] = sum(facts.parts[part].nbytes for part in lease.sources)
 
@@ -107,6 +113,7 @@ class SyncSession:
 
     def _end(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
         engine.end_update(sync_lease(facts).version)
+        self.updating.discard(engine.name)
 
     def _continue(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
         engine.continue_generation()
@@ -117,6 +124,7 @@ class SyncSession:
         """Never raises: an engine that can not even be told holds no version either."""
         if engine.name in self.touched:
             self._tell(engine, engine.abort_update)
+            self.updating.discard(engine.name)
 
     def _continue_untouched(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
         if engine.name in self.paused - self.touched:

@@ -15,8 +15,8 @@ from lifecycle.sync.base import Transport, UpdateManifest
 class FakeEngine:
     """Refuses what a real engine refuses (the same ``EngineState`` decides), and holds names instead of weights.
 
-    It reads no bytes, unless the transport offers ``tensors()``, a mapping of names to tensors: these it keeps as they
-    are, in ``weights``. Otherwise it takes the manifest's fingerprints for its own.
+    It reads no bytes, unless the transport offers ``tensors()``, a mapping of names to tensors: of these it keeps
+    copies, in ``weights``. Otherwise it takes the manifest's fingerprints for its own.
 
     ``names``: what its model has; None takes whatever comes. ``transports``: what it takes; with ``pushed`` the bytes
     come by ``receive``, as mappings of names to tensors. ``fail_on``: methods that raise EngineError, having done
@@ -85,7 +85,8 @@ class FakeEngine:
             raise self._refusal("begin_update", f"unknown names: {', '.join(unknown)}")
         self._state.open_update(manifest.version)
         self._fingerprints = {tensor.name: tensor.fingerprint for tensor in manifest.tensors}
-        self.weights = dict(transport.tensors()) if hasattr(transport, "tensors") else {}
+        offered = transport.tensors() if hasattr(transport, "tensors") else {}
+        self.weights = {name: tensor.detach().clone() for name, tensor in offered.items()}
         self._arrived = set() if self.pushed else set(self._fingerprints)
 
     def receive(self, bucket: Any) -> None:

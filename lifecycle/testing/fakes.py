@@ -34,6 +34,7 @@ class FakeMemory:
     """
 
     name = "fake"
+    keeps_addresses = True
 
     def __init__(self, poison: int = 0xCB, free_bytes: int | None = None) -> None:
         self.poison = poison

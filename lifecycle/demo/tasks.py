@@ -1,0 +1,73 @@
+"""Tasks whose answers a program can verify. Text in, numbers out; knows nothing of models."""
+
+from __future__ import annotations
+
+import re
+import string
+from random import Random
+from typing import Protocol
+
+from attrs import frozen
+
+
+@frozen
+class Question:
+    """What is asked, and what a verifier must know to judge the answer."""
+
+    user: str
+    system: str = ""
+    expected: str = ""
+
+
+@frozen
+class Verdict:
+    """``correct`` is what was asked for, done or not; ``reward`` is what training gets, between 0 and 1."""
+
+    reward: float
+    correct: bool
+
+
+class Task(Protocol):
+    """Questions without end, and the verdict on an answer."""
+
+    name: str
+    description: str
+
+    def questions(self, count: int, random: Random) -> tuple[Question, ...]: ...
+
+    def judge(self, question: Question, answer: str, used: float) -> Verdict:
+        """``used`` is the share of the permitted tokens that the answer took, between 0 and 1."""
+        ...
+
+
+@frozen
+class Sums:
+    """Add two digits and say so briefly. The last number of the answer counts, as in grade-school benchmarks."""
+
+    name: str = "sums"
+    description: str = "the last number in the answer is the sum: 1, less up to a half for the answer's length; else 0"
+
+    def questions(self, count: int, random: Random) -> tuple[Question, ...]:
+        return tuple(self._question(random.randint(2, 9), random.randint(2, 9)) for _ in range(count))
+
+    def _question(self, a: int, b: int) -> Question:
+        return Question(f"What is {a} + {b}?", "Answer with a number only.", str(a + b))
+
+    def judge(self, question: Question, answer: str, used: float) -> Verdict:
+        correct = re.findall(r"\d+", answer)[-1:] == [question.expected]
+        return Verdict((1 - used / 2) * correct, correct)
+
+
+@frozen
+class Letters:
+    """Write letters of the English alphabet and nothing else: for a model that begins with noise."""
+
+    name: str = "letters"
+    description: str = "the share of the answer's characters that are letters from a to z or A to Z"
+
+    def questions(self, count: int, random: Random) -> tuple[Question, ...]:
+        return (Question("Letters: "),) * count
+
+    def judge(self, question: Question, answer: str, used: float) -> Verdict:
+        letters = sum(character in string.ascii_letters for character in answer)
+        return Verdict(letters / max(len(answer), 1), 0 < letters == len(answer))
