@@ -323,10 +323,19 @@ class ActorLifecycle:
             self._step("finish_sync", **arguments)
         except BaseException as error:
             if self.state.name == "SYNCING":
-                self._step("fail_sync", **arguments)
+                self._fail_sync(arguments, error)
                 if isinstance(error, Exception):
                     raise SyncFailed(version, session.outcomes) from error
             raise
+
+    def _fail_sync(self, arguments: Mapping[str, Any], error: BaseException) -> None:
+        """Back to where the sync began; a sync that can not even be ended is a fault, with a way out."""
+        try:
+            self._step("fail_sync", **arguments)
+        except BaseException as second:
+            error.add_note(f"ending the sync failed too: {second}")
+            self._fault(self._machine.state, "fail_sync")
+            raise error from second
 
     # what hooks ask and tell (adapters.base.Gate)
 

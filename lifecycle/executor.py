@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from attrs import define, field, frozen
 
 from lifecycle.journal import Journal
-from lifecycle.outcome import Settings, after, during
+from lifecycle.outcome import Settings, after, during, looked_again
 from lifecycle.plan import PlannedEffect
 from lifecycle.versions import Facts
 from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
@@ -104,10 +104,17 @@ class Executor:
                     inverses.append(effect.inverse)
                 self._do(name, todo, call)
         except BaseException as cause:
+            self.look_again(syncing=call.event == "start_sync")
             undone = self._unwind(inverses, call, cause)
             raise EffectStopped(Failure(name, cause, undone and not committed_to)) from cause
         finally:
             self.moving = None
+
+    def look_again(self, syncing: bool = False) -> None:
+        """Take over from the world what a failed effect may have done all the same."""
+        world = self.world
+        groups_up = world.groups_up() if world.has_groups() else self.facts.groups_up
+        self.facts = looked_again(self.facts, world.mapped(), groups_up, syncing)
 
     def _do(self, effect: str, todo: tuple[Action, ...], call: Call) -> None:
         self.moving = (call.event, effect)
@@ -146,6 +153,7 @@ class Executor:
                 self._do(name, actions(name, self.facts, call, self.world), call)
             except BaseException as error:
                 clean = False
+                self.look_again()
                 cause.add_note(f"undoing by {name} failed: {type(error).__name__}: {error}")
         return clean
 

@@ -17,7 +17,8 @@ changes are seen less well, because 2ᵏ·(2i+1) mod 2⁶⁴ depends on the lowe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -32,21 +33,23 @@ _COLUMNS = 1024  # words per row of the folded matrix
 # at the memory's speed, and waiting for the pool costs up to thirty times that when other processes use the cores.
 _SERIAL_ROWS = 31
 _CHUNK_BYTES = {"cpu": 8 << 20}
-_DEVICE_CHUNK_BYTES = 256 << 20  # launches cost more than passes
+_DEVICE_CHUNK_BYTES = 1 << 30  # launches cost more than passes
 
 
 def fingerprint(tensor: Tensor) -> str:
     """The fingerprint of a tensor's values: 16 hexadecimal digits.
 
     Any dtype, shape, stride and device; the value depends on the bytes in logical order alone, not on shape, dtype or
-    layout (``part_fingerprint`` adds those). Temporaries stay below one chunk: 8 MiB on a CPU, 256 MiB elsewhere, and
+    layout (``part_fingerprint`` adds those). Temporaries of up to a chunk (8 MiB on a CPU, 1 GiB elsewhere) are made
     only where the bytes are strided or misaligned. Waits for the device. See [Note: limits of the fingerprint].
     """
-    total = position = 0
-    for piece in _pieces(tensor.detach(), _CHUNK_BYTES.get(tensor.device.type, _DEVICE_CHUNK_BYTES)):
-        total += int(_weighted_sum(_words(piece, position % _WORD), position // _WORD).item())
-        position += piece.nbytes
-    return _hex(total)
+    return _hex(int(_total(tensor).item()))
+
+
+def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The fingerprint of each tensor, by name. A device works on all of them before the first is waited for."""
+    totals = {name: _total(tensor) for name, tensor in tensors.items()}
+    return {name: _hex(int(total.item())) for name, total in totals.items()}
 
 
 def part_fingerprint(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
@@ -56,6 +59,19 @@ def part_fingerprint(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -
     """
     words = chain.from_iterable((_identity(name, dtype, shape), int(f, 16)) for name, dtype, shape, f in entries)
     return _hex(sum(word * (2 * index + 1) for index, word in enumerate(words)))
+
+
+def _total(tensor: Tensor) -> Tensor:
+    """The sum as a 0-dim int64 on the tensor's device, which wraps around like the mathematical value mod 2⁶⁴."""
+    import torch
+
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    position = 0
+    for piece in _pieces(tensor.detach(), _CHUNK_BYTES.get(tensor.device.type, _DEVICE_CHUNK_BYTES)):
+        for term in _terms(_words(piece, position % _WORD), position // _WORD):
+            total += term
+        position += piece.nbytes
+    return total
 
 
 def _identity(name: str, dtype: str, shape: tuple[int, ...]) -> int:
@@ -96,8 +112,8 @@ def _words(piece: Tensor, lead: int) -> Tensor:
     return padded.view(torch.int64)
 
 
-def _weighted_sum(words: Tensor, first: int) -> Tensor:
-    """Σ words[j]·(2·(first+j)+1), a 0-dim int64 that wraps around like the mathematical value mod 2⁶⁴.
+def _terms(words: Tensor, first: int) -> Iterator[Tensor]:
+    """Terms of Σ words[j]·(2·(first+j)+1).
 
     Folded into rows of C = ``_COLUMNS`` words, the sum needs no product per word: the factor 2·(first + r·C + c) + 1 of
     words[r, c] is a term of the row plus a term of the column, so two plain sums, which run at memory speed as int64
@@ -105,24 +121,20 @@ def _weighted_sum(words: Tensor, first: int) -> Tensor:
     """
     rows = words.numel() // _COLUMNS
     rest = words[rows * _COLUMNS :]
-    total = (rest * _arithmetic(2 * (first + rows * _COLUMNS) + 1, 2, rest)).sum()
+    if rest.numel():
+        yield (rest * _arithmetic(2 * (first + rows * _COLUMNS) + 1, 2, rest)).sum()
     if rows:
         by_row, by_column = _sums(words[: rows * _COLUMNS].view(rows, _COLUMNS))
-        total += (by_column * _arithmetic(1, 2, by_column)).sum()
-        total += (by_row * _arithmetic(2 * first, 2 * _COLUMNS, by_row)).sum()
-    return total
+        yield (by_column * _arithmetic(1, 2, by_column)).sum()
+        yield (by_row * _arithmetic(2 * first, 2 * _COLUMNS, by_row)).sum()
 
 
 def _sums(folded: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of each row and of each column of an int64 matrix with ``_COLUMNS`` columns."""
     import torch
 
-    by_row, by_column = folded.new_empty(len(folded)), folded.new_zeros(_COLUMNS)
-    height = _SERIAL_ROWS if folded.device.type == "cpu" else len(folded)
-    for block, row_sums in zip(torch.split(folded, height), torch.split(by_row, height), strict=True):
-        by_column += block.sum(0)
-        torch.sum(block, 1, out=row_sums)
-    return by_row, by_column
+    blocks = torch.split(folded, _SERIAL_ROWS if folded.device.type == "cpu" else len(folded))
+    return torch.cat([block.sum(1) for block in blocks]), reduce(torch.add, (block.sum(0) for block in blocks))
 
 
 def _arithmetic(start: int, step: int, like: Tensor) -> Tensor:

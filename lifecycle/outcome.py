@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from lifecycle import versions as v
 from lifecycle.versions import ACTOR, Facts
 from lifecycle.work import Action, Call
-from states.resources import VERSION_SLOTS, Copy, Slot
+from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
 
 @frozen
@@ -41,6 +41,10 @@ def during(facts: Facts, action: Action) -> Facts:
     if action.do == "copy_in":
         assert action.slot is not None
         return v.overwritten(facts, action.slot)
+    if action.do == "adopt_optimizer":
+        # whatever comes of it, what was measured before says nothing about the whole state any more
+        facts, ids = v.fresh_parts(facts, [Slot.OPTIMIZER], {})
+        return evolve(facts, backups={**facts.backups, **ids})
     if action.do == "pause":
         assert action.region is not None
         gone = v.paused(facts, action.region)
@@ -49,6 +53,15 @@ def during(facts: Facts, action: Action) -> Facts:
         assert action.engine is not None
         return v.with_engines(facts, [action.engine], None)
     return facts
+
+
+def looked_again(facts: Facts, mapped: frozenset[Region], groups_up: bool, syncing: bool) -> Facts:
+    """What an effect that failed may have done all the same: regions and groups are as the world says they are."""
+    device = {slot: part for slot, part in facts.device.items() if SLOT_REGION[slot] in mapped}
+    facts = evolve(facts, resident=mapped, device=device)
+    if syncing and not facts.groups_up:
+        return evolve(facts, sync_groups=groups_up)
+    return evolve(facts, groups_up=groups_up, sync_groups=False)
 
 
 def after(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -128,12 +141,6 @@ def _copied_in(facts: Facts, action: Action, result: Any, call: Call, settings: 
     assert action.slot is not None
     assert action.part is not None
     return v.holding(facts, action.slot, action.part)
-
-
-def _optimizer_grew(facts: Facts, action: Action, result: bool | None, call: Call, settings: Settings) -> Facts:
-    """State that appeared outside a phase is new content; inside one the content is open anyway."""
-    facts, ids = v.fresh_parts(facts, [Slot.OPTIMIZER], settings.nbytes)
-    return evolve(facts, backups={**facts.backups, **ids})
 
 
 def _phase_opened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -246,12 +253,11 @@ def _rotated_back(facts: Facts, action: Action, result: Any, call: Call, setting
     return evolve(facts, tags=call.before.tags)
 
 
-def _read_back(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
-    """``result``: the regions mapped, and what was measured in the slots whose region is."""
+def _read_back(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
+    """``result``: what was measured in the slots that are mapped."""
     if result is None:
         return facts
-    mapped, found = result
-    facts, parts = take_measure(evolve(facts, resident=frozenset(mapped), device={}), found)
+    facts, parts = take_measure(evolve(facts, device={}), result)
     # content that was never copied can only be what is there; otherwise the copy decides
     current = {s: parts[s] for s, part in facts.backups.items() if s in parts and part not in facts.copies}
     return evolve(facts, backups={**facts.backups, **current})
@@ -277,7 +283,6 @@ _AFTER: dict[str, After] = {
     "verify": _verified,
     "copy_out": _copied,
     "back_up": _backed_up,
-    "adopt_optimizer": _optimizer_grew,
     "discard_grads": _grads_gone,
     "zero_grads": lambda facts, *_: evolve(facts, grads_discarded=False),
     "suspend_groups": lambda facts, *_: evolve(facts, groups_up=False),

@@ -98,6 +98,9 @@ class World:
     def has_groups(self) -> bool:
         return self.adapter.has_groups()
 
+    def groups_up(self) -> bool:
+        return self.adapter.groups_up()
+
     def has_optimizer(self) -> bool:
         return self.adapter.has_optimizer()
 
@@ -284,7 +287,7 @@ class World:
 
     def _read_back(self, action: Action, facts: Facts, call: Call) -> Done:
         mapped = self.backend.resident()
-        return (mapped, self.measure(slot for slot in self._slots if SLOT_REGION[slot] in mapped)), 0
+        return self.measure(slot for slot in self._slots if SLOT_REGION[slot] in mapped), 0
 
     def _bring_back(self, action: Action, facts: Facts, call: Call) -> Done:
         """The actor's parts that the device lacks and that a copy is left of; what fails is told in the journal."""

@@ -215,7 +215,7 @@ _SEND = (
     "lower_sync_groups",
 )
 _END_SYNC = ("abort_updates", "continue_untouched", "release_source", "lower_sync_groups")
-_READ_BACK = (*_END_SYNC, "read_back", "close_open_business")
+_READ_BACK = ("abandon_sync", "lower_sync_groups", "read_back", "close_open_business")
 _COME_HOME = (
     "copy_out_survivors",
     "check_copies",
@@ -293,7 +293,7 @@ ROWS = (
     Row("close", "RESIDENT", "CLOSED", _GIVE_BACK, (*_QUIET, "no_device_reader")),
     Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *_GIVE_BACK), (*_QUIET, "no_device_reader", "memory_free")),
     Row("close", "ASLEEP", "CLOSED", (*_BRING, *_GIVE_BACK), ("memory_free",)),
-    Row("close", "SYNCING", "CLOSED", (*_END_SYNC, "bring_back", *_GIVE_BACK)),
+    Row("close", "SYNCING", "CLOSED", ("abandon_sync", "lower_sync_groups", "bring_back", *_GIVE_BACK)),
     Row("close", "FAULTED", "CLOSED", (*_READ_BACK, "bring_back", *_GIVE_BACK)),
     Row("close", "CLOSED", SAME),
 )

@@ -280,6 +280,11 @@ EFFECTS: tuple[Effect, ...] = (
         inverse="abort_updates",
     ),
     # ends
+    Effect(
+        "abandon_sync",
+        "A sync that was cut off is over: its lease ends, and engines that saw a byte hold no version.",
+        takes=[Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
+    ),
     Effect("read_back", "Measure what is mapped and what the device really holds.", harmless=True),
     Effect(
         "close_open_business",

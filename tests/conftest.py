@@ -16,11 +16,8 @@ from lifecycle.memory.arena import ArenaBackend
 from lifecycle.world import views_over
 from states.resources import VERSION_SLOTS
 
-# Small models are slower on more threads. What is frozen is skipped by the search for tensors that share a storage,
-# which otherwise looks at every object of every imported library at each attach.
+# Small models are slower on more threads.
 torch.set_num_threads(1)
-gc.collect()
-gc.freeze()
 
 TOKENS = torch.arange(12).view(3, 4)
 
@@ -116,6 +113,13 @@ class Rig:
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libraries_frozen() -> None:
+    """The search for tensors that share a storage, at each attach, skips what every imported library has made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle import fingerprint as module
-from lifecycle.fingerprint import fingerprint, part_fingerprint
+from lifecycle.fingerprint import fingerprint, fingerprints, part_fingerprint
 
 DTYPES = (
     torch.bool,
@@ -106,6 +106,10 @@ def test_special_tensors():
     with torch.inference_mode():
         made_in_inference = torch.arange(5)
 
+    assert fingerprints({"a": values, "b": torch.ones(2)}) == {
+        "a": fingerprint(values),
+        "b": fingerprint(torch.ones(2)),
+    }
     assert fingerprint(torch.tensor(1.5)) == reference(logical_bytes(torch.tensor(1.5)))
     assert fingerprint(torch.empty(3, 0)) == "0" * 16
     assert fingerprint(torch.nn.Parameter(torch.ones(3))) == fingerprint(torch.ones(3))

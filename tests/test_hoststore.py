@@ -99,6 +99,20 @@ def test_memory_is_page_locked_where_there_is_a_gpu():
     assert runtime.registered == {}
 
 
+def test_page_locks_go_with_the_store():
+    """A store that is dropped without close leaves no registration behind, before its memory is unmapped."""
+    runtime = FakeCudaRuntime()
+    store = PinnedStore(lambda: runtime)
+    buffer = store.allocate(10_000)
+    address = tensor_over(buffer).data_ptr()
+    assert address in runtime.registered
+
+    del store
+
+    assert runtime.registered == {}
+    assert buffer.memory[:3] == bytes(3)
+
+
 def test_a_refused_registration_keeps_nothing():
     """When CUDA will not lock the pages the allocation fails, with its error number, and the memory is gone."""
     store = PinnedStore(lambda: FakeCudaRuntime(code=2))

@@ -385,6 +385,7 @@ def test_optimizer_state_is_found(name):
     assert [item.name for item in before] == (["param_groups.0.lr"] if hyper else [])
     assert {id(item.tensor) for item in listed} == {id(tensor) for tensor in state + hyper}
     assert len({item.name for item in listed}) == len(listed) == len(state) + len(hyper)
+    assert [item.name for item in listed[: len(before)]] == [item.name for item in before]
     assert {(item.region, item.slot) for item in listed} == {(Region.OPTIMIZER, Slot.OPTIMIZER)}
 
 
@@ -827,6 +828,19 @@ def test_no_workspaces_groups_or_graphs_on_the_cpu():
     assert not adapter.graphs_captured()
     assert not adapter.has_groups()
     assert all(owned(adapter)[name].tensor is item.tensor for name, item in before.items())
+
+
+def test_a_removed_adapter_holds_no_views():
+    """Afterwards nothing that this adapter made shares the model's storages, so that another may take them over."""
+    model = Tied()
+    adapter = PlainAdapter(model)
+    adapter.remember()
+    storage = model.embed.weight.untyped_storage().data_ptr()
+
+    adapter.remove()
+
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    assert [t for t in tensors if t.untyped_storage().data_ptr() == storage] == [model.embed.weight]
 
 
 def test_the_adapter_makes_no_cycles():

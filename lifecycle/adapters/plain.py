@@ -266,6 +266,10 @@ class PlainAdapter:
         """False: collectives are another adapter's."""
         return False
 
+    def groups_up(self) -> bool:
+        """False, as there are none."""
+        return False
+
     def suspend_groups(self) -> None:
         """Nothing to suspend."""
 

@@ -35,6 +35,10 @@ class Task(Protocol):
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]: ...
 
+    def probe(self) -> Question:
+        """One question, always the same."""
+        ...
+
     def judge(self, question: Question, answer: str, used: float) -> Verdict:
         """``used`` is the share of the permitted tokens that the answer took, between 0 and 1."""
         ...
@@ -49,6 +53,9 @@ class Sums:
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]:
         return tuple(self._question(random.randint(2, 9), random.randint(2, 9)) for _ in range(count))
+
+    def probe(self) -> Question:
+        return self._question(7, 6)
 
     def _question(self, a: int, b: int) -> Question:
         return Question(f"What is {a} + {b}?", "Answer with a number only.", str(a + b))
@@ -66,7 +73,10 @@ class Letters:
     description: str = "the share of the answer's characters that are letters from a to z or A to Z"
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]:
-        return (Question("Letters: "),) * count
+        return (self.probe(),) * count
+
+    def probe(self) -> Question:
+        return Question("Letters: ")
 
     def judge(self, question: Question, answer: str, used: float) -> Verdict:
         letters = sum(character in string.ascii_letters for character in answer)

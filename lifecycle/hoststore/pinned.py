@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
+from weakref import finalize
 
 from lifecycle.hoststore.base import HostBuffer
 from lifecycle.hoststore.live import LiveBuffers
@@ -32,25 +34,39 @@ class PinnedStore:
     def __init__(self, runtime: Callable[[], Any] = cuda_runtime) -> None:
         self._runtime = runtime
         self._live = LiveBuffers()
+        self._locked: dict[int, tuple[Any, mmap]] = {}  # address -> runtime and the memory registered with it
+        # A mapping that goes while it is registered blocks its address for every later registration.
+        finalize(self, _unlock_all, self._locked).atexit = False
 
     def allocate(self, nbytes: int) -> HostBuffer:
         pages.require(nbytes, "a host buffer")
         memory = pages.anonymous(nbytes)
         pages.populate(memory)
-        runtime = self._runtime()
-        if runtime is not None:
-            code = int(runtime.cudaHostRegister(pages.address(memory), len(memory), 0))
-            if code != 0:
-                raise OSError(f"cudaHostRegister of {len(memory)} bytes failed with CUDA error {code}")
+        self._lock(memory)
         return self._live.add(nbytes, memory)
 
     def free(self, buffer: HostBuffer) -> None:
         self._live.remove(buffer)
-        runtime = self._runtime()
-        if runtime is not None:
-            runtime.cudaHostUnregister(pages.address(buffer.memory))
+        address = pages.address(buffer.memory)
+        if address in self._locked:
+            runtime, _ = self._locked.pop(address)
+            runtime.cudaHostUnregister(address)
         pages.drop(buffer.memory)
 
     def close(self) -> None:
         for buffer in self._live.all():
             self.free(buffer)
+
+    def _lock(self, memory: mmap) -> None:
+        runtime = self._runtime()
+        if runtime is None:
+            return
+        code = int(runtime.cudaHostRegister(pages.address(memory), len(memory), 0))
+        if code != 0:
+            raise OSError(f"cudaHostRegister of {len(memory)} bytes failed with CUDA error {code}")
+        self._locked[pages.address(memory)] = runtime, memory
+
+
+def _unlock_all(locked: dict[int, tuple[Any, mmap]]) -> None:
+    for address, (runtime, _) in locked.items():
+        runtime.cudaHostUnregister(address)

@@ -24,7 +24,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, UntypedStorage
 
 from lifecycle.errors import ManifestError
-from lifecycle.fingerprint import fingerprint
+from lifecycle.fingerprint import fingerprints
 from lifecycle.hoststore.base import HostBuffer
 from lifecycle.manifest import PartLayout
 from lifecycle.memory import aliases, pages
@@ -159,7 +159,7 @@ class ArenaBackend:
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._adopted(slot).tensors
-        return {name: fingerprint(tensors[name]) for name in (tensors if names is None else names)}
+        return fingerprints(tensors if names is None else {name: tensors[name] for name in names})
 
     def views(self, slot: Slot) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._adopted(slot).tensors.items()}

@@ -44,6 +44,9 @@ class BusyAdapter(PlainAdapter):
     def has_groups(self) -> bool:
         return True
 
+    def groups_up(self) -> bool:
+        return self.groups
+
     def suspend_groups(self) -> None:
         assert self.groups, "groups are down already"
         self.groups = False

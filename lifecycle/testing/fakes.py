@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from lifecycle.fingerprint import fingerprint
+from lifecycle.fingerprint import fingerprints
 from lifecycle.hoststore.base import HostBuffer, tensor_over
 from lifecycle.hoststore.live import LiveBuffers
 from lifecycle.manifest import PartLayout
@@ -105,7 +105,7 @@ class FakeMemory:
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._held(slot).tensors
-        return {name: fingerprint(tensors[name]) for name in (tensors if names is None else names)}
+        return fingerprints(tensors if names is None else {name: tensors[name] for name in names})
 
     def views(self, slot: Slot) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._held(slot).tensors.items()}

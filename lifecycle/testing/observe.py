@@ -15,9 +15,7 @@ def observed(actor: ActorLifecycle) -> dict[Fact, bool]:
     """Every fact of a contract that can be seen from outside. Fingerprints are taken anew."""
     world, facts = actor._world, actor.facts
     mapped = world.backend.resident()
-    on_device = {
-        slot: world.backend.fingerprints(slot) for slot in facts.device if SLOT_REGION[slot] in mapped
-    }
+    on_device = {slot: world.backend.fingerprints(slot) for slot in facts.device if SLOT_REGION[slot] in mapped}
 
     def valid(slot: Slot, part: int) -> bool:
         found = facts.parts[part]
@@ -55,5 +53,3 @@ def broken_contract(actor: ActorLifecycle, state: State) -> list[str]:
     kept = {Fact[region.name] for region in actor.config.keep}
     held = [f"{state.name} must hold {fact.name}" for fact in sorted(state.holds) if not seen[fact]]
     return held + [f"{state.name} must lack {fact.name}" for fact in sorted(state.lacks - kept) if seen[fact]]
-
-

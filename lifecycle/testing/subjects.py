@@ -104,6 +104,19 @@ class Subject:
     def _stepped(self) -> Iterable[Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
+    def structure(self) -> dict[str, Any]:
+        """Identities, flags, ties and views: what no life cycle may change."""
+        tensors = {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
+        tensors |= {path: _attribute(self.model, path) for path in self.extra}
+        first: dict[int, tuple[str, int]] = {}
+        for name, tensor in tensors.items():
+            first.setdefault(tensor.untyped_storage().data_ptr(), (name, tensor.data_ptr()))
+        found = {}
+        for name, tensor in tensors.items():
+            owner, address = first[tensor.untyped_storage().data_ptr()]
+            found[name] = (id(tensor), tensor.requires_grad, tensor.stride(), owner, tensor.data_ptr() - address)
+        return found
+
     # what is done with it
 
     def forward(self, seed: int, train: bool = False) -> Tensor:
@@ -140,14 +153,14 @@ def _attribute(model: Module, path: str) -> Tensor:
 
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether both have the same names and, bit for bit, the same values."""
-    return one.keys() == other.keys() and all(_bits(tensor) == _bits(other[name]) for name, tensor in one.items())
+    return one.keys() == other.keys() and all(bits(tensor) == bits(other[name]) for name, tensor in one.items())
 
 
 def different_names(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """Names that only one has, or whose values are not the same bit for bit."""
     missing = [*(one.keys() ^ other.keys())]
-    return sorted(missing) + [name for name in one.keys() & other.keys() if _bits(one[name]) != _bits(other[name])]
+    return sorted(missing) + [name for name in one.keys() & other.keys() if bits(one[name]) != bits(other[name])]
 
 
-def _bits(tensor: Tensor) -> bytes:
+def bits(tensor: Tensor) -> bytes:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()

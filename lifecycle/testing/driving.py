@@ -1,0 +1,368 @@
+"""Asking a real controller for an event and holding it to what is expected; see ``lifecycle.testing.stateful``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import evolve
+
+from lifecycle import ActorLifecycle, LifecycleConfig
+from lifecycle.attach import make_store
+from lifecycle.errors import EffectFailed, Faulted, LifecycleError, TransitionRefused
+from lifecycle.testing.busy import BusyAdapter
+from lifecycle.testing.expectation import Expected, Reader, Scope
+from lifecycle.testing.subjects import Contents, Subject, Tensors, bits, different_names, make_subject, same_bits
+from lifecycle.testing.trouble import CopyingEngine, Fault, FlakyStore, TightArena
+from lifecycle.versions import ACTOR, lost_tags
+from states.resources import Region
+
+POISON = 0xCB
+TAGS = ("ref", "old")
+ALL = (ACTOR, *TAGS)
+_REGIONS = frozenset({Region.WEIGHTS, Region.OPTIMIZER, Region.REST})
+
+
+class Driver:
+    """One subject, its twin that nobody controls, and the controllers that it is given one after the other."""
+
+    subject: Subject
+    twin: Subject
+    actor: ActorLifecycle
+    expected: Expected
+
+    def make_subject(self, optimizer: str) -> Subject:
+        return make_subject(optimizer)
+
+    def make_memory(self) -> TightArena:
+        return TightArena(poison=POISON)
+
+    def make_host(self, kind: str) -> FlakyStore:
+        return FlakyStore(make_store(kind))
+
+    def prepare(self, optimizer: str) -> None:
+        self.subject, self.twin = self.make_subject(optimizer), self.make_subject(optimizer)
+        self.engines = {
+            "a": CopyingEngine("a", transports=("in_process",)),
+            "b": CopyingEngine("b", transports=("shared_memory",)),
+        }
+        self.structure = self.subject.structure()
+
+    def attach(self, config: LifecycleConfig, host: str, busy: bool) -> None:
+        """``busy``: with workspaces and process groups."""
+        subject, options = self.subject, {}
+        self.store, self.arena = self.make_host(host), self.make_memory()
+        self.adapter = BusyAdapter(subject.model, subject.optimizer, extra=subject.extra) if busy else None
+        options = {"extra": subject.extra} if self.adapter is None else {"adapter": self.adapter}
+        self.actor = ActorLifecycle(
+            subject.model, subject.optimizer, TAGS, memory=self.arena, host=self.store, config=config, **options
+        )
+        self.faulted = self.loose = False
+        self.readers: list[Reader] = []
+        self.scopes: list[Scope] = []
+        self.loading: Any = None
+        self.outcomes: list[Contents] = []  # what may be 'actor' after a fault
+        self.possible: dict[str, list[Tensors]] = {}  # what may be another tag after a fault, beside what it was
+        now = subject.contents()
+        tags = dict.fromkeys(ALL, now.weights)
+        version = self.actor.tags[ACTOR]
+        self.expected = Expected(tags, now.weights, now.rest, now.optimizer, now.grads, version, config.keep)
+
+    # asking
+
+    @property
+    def reading_device(self) -> bool:
+        return any(reader.on_device for reader in self.readers)
+
+    def may(self, event: str, tag: str | None = None, of: str | None = None) -> bool:
+        if self.faulted or not {tag, of} - {None} <= set(ALL):
+            return False
+        return self.expected.may(event, tag, of, self.reading_device, bool(self.scopes))
+
+    def seen(self) -> dict[str, Any]:
+        """What a refused or undone event must leave as it was; tensors are compared after every rule anyway."""
+        return {"state": str(self.actor.state), "tags": self.actor.tags, "published": self.actor.facts.published}
+
+    def moved(self) -> tuple[Any, ...]:
+        traffic, pool = self.actor.traffic, self.actor._world.pool
+        return traffic.device_to_host, traffic.host_to_device, pool.allocated_bytes, self.arena.held()
+
+    def copied_out(self) -> int:
+        """Bytes of weights copied to the host so far."""
+        return self.actor.traffic.per_region.get("weights", {}).get("device_to_host", 0)
+
+    def event(
+        self,
+        name: str,
+        act: Callable[[], object],
+        tag: str | None = None,
+        of: str | None = None,
+        fault: Fault | None = None,
+        allowed: bool = True,
+    ) -> bool:
+        """Ask for an event of the table; whether it came about. What an earlier step left open ends first."""
+        if self.expected.leftover and name not in ("end_training", "abort_training"):
+            settled = self.settle()
+            return self.ask(act, allowed and settled and self.may(name, tag, of), unchanged=False)
+        return self.ask(act, allowed and self.may(name, tag, of), fault)
+
+    def ask(self, act: Callable[[], object], allowed: bool, fault: Fault | None = None, unchanged: bool = True) -> bool:
+        """Whether it came about. What was refused or undone has changed nothing."""
+        before, moved = self.seen(), self.moved()
+        error = self.attempt(act, fault)
+        if error is None:
+            assert allowed, "came about, but must be refused"
+            assert not self.hit(fault), "a failure was swallowed"
+            return True
+        if not allowed:
+            self.refused(error, before, moved, unchanged)
+        elif not self.hit(fault):
+            raise error
+        else:
+            self.stopped(error, before)
+        return False
+
+    def refused(self, error: BaseException, before: dict[str, Any], moved: Any, unchanged: bool = True) -> None:
+        if not isinstance(error, TransitionRefused):
+            raise error
+        if unchanged:
+            assert (self.seen(), self.moved()) == (before, moved)
+
+    def attempt(self, act: Callable[[], object], fault: Fault | None = None) -> BaseException | None:
+        """What it raised."""
+        with self.trouble(fault):
+            try:
+                act()
+            except BaseException as error:
+                return error
+        return None
+
+    @contextmanager
+    def trouble(self, fault: Fault | None) -> Iterator[None]:
+        self.store.refused = 0
+        if fault is None:
+            yield
+        elif fault.error is OSError:  # the store's: it has no room
+            self.store.full = OSError if fault.ran else MemoryError
+            yield
+            self.store.full = None
+        else:
+            with fault.inside(self.actor):
+                yield
+
+    def hit(self, fault: Fault | None) -> bool:
+        return fault is not None and bool(fault.fired or self.store.refused)
+
+    def stopped(self, error: BaseException, before: dict[str, Any]) -> None:
+        """An event was made to fail: it was undone, or the actor is FAULTED."""
+        if not isinstance(error, LifecycleError | KeyboardInterrupt):
+            raise error
+        assert isinstance(error, Faulted) or not isinstance(error, TransitionRefused), error
+        faulted = self.actor.state.name == "FAULTED"
+        if isinstance(error, EffectFailed):
+            assert error.rolled_back is not faulted
+        if faulted:
+            assert not self.store.refused or before["state"].startswith("FAULTED"), "no room is no fault"
+            self.fall()
+        else:
+            assert self.seen() == before
+            self.take_grads()
+
+    def fall(self) -> None:
+        """FAULTED: all but recover() and close() is refused, and nobody relies on the device."""
+        expected = self.expected
+        for reader in [reader for reader in self.readers if reader.on_device]:
+            self.stop(reader)
+        if not self.faulted:
+            now = expected.contents
+            self.outcomes = [evolve(now, weights=expected.weights[ACTOR])]
+            if expected.phase is not None:
+                self.outcomes = [expected.phase.base, now]
+        self.faulted = True
+        expected.shown = expected.load = None
+        if self.loading is not None:
+            block, self.loading = self.loading, None
+            assert isinstance(self.attempt(lambda: block.__exit__(None, None, None)), Faulted)
+
+    def stop(self, reader: Reader) -> None:
+        self.readers.remove(reader)
+        reader.block.__exit__(None, None, None)
+
+    def take_grads(self) -> None:
+        """After a failure gradients may be as they were, dropped, or zeros in the place of dropped ones."""
+        found = self.subject.grads()
+        for name, grad in found.items():
+            was = self.expected.grads.get(name)
+            assert not grad.count_nonzero() if was is None else bits(grad) == bits(was), name
+        self.expected.grads = found
+        self.loose = True
+
+    # phases
+
+    def settle(self) -> bool:
+        """A phase that a step outside any left open ends with the next event; that is refused where it can not."""
+        phase = self.expected.phase
+        if phase is None or not phase.implicit:
+            return True
+        if self.reading_device:
+            return False
+        assert not phase.trained
+        self.expected.end_phase(phase.base, phase.version)
+        return True
+
+    def begun(self) -> None:
+        self.expected.begin_phase()
+        if self.loose:
+            self.take_grads()
+            self.loose = False
+
+    def aborted(self) -> None:
+        """The old contents, or all that the phase made, never a mixture; and which of them where there is no choice."""
+        phase, made, live = self.expected.phase, self.expected.contents, self.subject.contents()
+        assert phase is not None
+        version = self.actor.tags[ACTOR]
+        again = version == phase.version
+        changed = not same_bits(phase.base.weights, made.weights)
+        if not changed:
+            assert again, "the same weights have a new version"
+        elif self.actor.config.on_abort == "keep":
+            assert not again, "restored, but should be kept"
+        elif self.expected.safe:
+            assert again, "kept, but there was a copy to restore"
+        optimizer_made = not changed and phase.trained and same_bits(live.optimizer, made.optimizer)
+        self.expected.end_phase(made if optimizer_made or not again else phase.base, version)
+
+    def both(self, act: Callable[[Subject], object]) -> None:
+        """The same on the twin and on the real one; what the twin has then is what must be."""
+        self.twin.hold(self.expected.contents)
+        act(self.twin)
+        act(self.subject)
+        self.expected.take(self.twin.contents())
+
+    # after a fault, and the end
+
+    def recovered(self) -> None:
+        """Everything is there again; an open phase left its result or its base, and not a mixture."""
+        state, expected = self.actor.state.name, self.expected
+        assert state in ("RESIDENT", "ASLEEP")
+        self.faulted, expected.phase = False, None
+        for tag, others in self.possible.items():
+            got = self.read(tag)
+            expected.weights[tag] = next((t for t in others if same_bits(t, got)), expected.weights[tag])
+        found = [outcome for outcome in self.outcomes if same_bits(outcome.weights, self.read(ACTOR))]
+        assert found, "weights are lost"
+        if state == "RESIDENT":
+            live = self.subject.optimizer_state()
+            found = [outcome for outcome in found if same_bits(outcome.optimizer, live)]
+            assert found, "optimizer state is lost"
+        expected.weights[ACTOR], expected.optimizer = found[0].weights, found[0].optimizer
+        self.outcomes, self.possible = [], {}
+        self.take_grads()
+        if state == "RESIDENT":
+            expected.show(ACTOR)
+        else:
+            expected.optimizer_there = expected.rest_there = True
+            expected.sleep()
+        facts = self.actor.facts
+        expected.version, expected.published = facts.tags[ACTOR], facts.published
+        expected.backward_left = facts.backward_seen
+        expected.safe = expected.copied = False
+
+    def read(self, tag: str) -> Tensors:
+        with self.actor.weights(tag) as views:
+            return {name: tensor.clone() for name, tensor in views.items()}
+
+    def shut(self, fault: Fault | None = None) -> None:
+        """close(), refused while somebody reads; then the model is its owner's again."""
+        actor, expected = self.actor, self.expected
+        if self.readers and not self.faulted:
+            assert isinstance(self.attempt(actor.close), TransitionRefused)
+        for reader in list(self.readers):
+            self.stop(reader)
+        phase, now = expected.phase, expected.contents
+        outcomes = self.outcomes or [evolve(now, weights=expected.weights[ACTOR])]
+        if phase is not None and not self.faulted:
+            outcomes = [phase.base, now]
+        error = self.attempt(actor.close, fault)
+        if error is not None:
+            if not self.hit(fault):
+                raise error
+            actor.close()
+        self.closed(outcomes)
+
+    def closed(self, outcomes: list[Contents]) -> None:
+        actor = self.actor
+        assert actor.state.name == "CLOSED"
+        actor.close()  # once more does nothing
+        live = self.subject.contents()
+        assert any(same_bits(o.weights, live.weights) for o in outcomes), "the model has lost its weights"
+        assert any(same_bits(o.weights, live.weights) and same_bits(o.optimizer, live.optimizer) for o in outcomes)
+        assert not different_names(live.rest, self.expected.rest)
+        assert self.arena.resident() >= _REGIONS
+        assert actor._world.pool.allocated_bytes == 0
+        assert not actor._world.adapter.installed()
+        assert self.adapter is None or self.adapter.groups
+        for scope in reversed(self.scopes):
+            scope.block.__exit__(None, None, None)
+        if self.loading is not None:
+            assert isinstance(self.attempt(lambda: self.loading.__exit__(None, None, None)), TransitionRefused)
+        self.subject.forward(0).backward()  # type: ignore[no-untyped-call]
+
+    # what must hold after every rule
+
+    def check_state(self) -> None:
+        actor, shown = self.actor, self.expected.shown
+        assert actor.moving is None
+        assert len(actor.facts.scopes) == len(self.scopes)
+        if self.faulted:
+            assert actor.state.name == "FAULTED"
+            return
+        assert str(actor.state) == (
+            "ASLEEP" if shown is None else "RESIDENT" if shown == ACTOR else f"SWITCHED({shown})"
+        )
+        assert (actor.facts.phase is not None) == (self.expected.phase is not None)
+        assert (actor.facts.load is not None) == (self.expected.load is not None)
+        assert self.expected.phase is not None or actor.tags[ACTOR] == self.expected.version
+        assert actor.facts.published == self.expected.published
+
+    def check_tags(self) -> None:
+        """Whatever the state, every tag's weights can be read, unless they are being written."""
+        for tag in () if self.faulted else ALL:
+            if tag != ACTOR or self.expected.phase is None:
+                with self.actor.weights(tag) as views:
+                    assert not different_names(views, self.expected.weights[tag]), tag
+        for reader in self.readers:
+            assert not different_names(reader.views, reader.content)
+
+    def check_device(self) -> None:
+        """The device holds what the state says, and nothing of what was released can be read."""
+        expected, subject = self.expected, self.subject
+        assert self.structure == subject.structure()
+        if self.faulted:
+            return
+        live = subject.contents()
+        assert not different_names(live.grads, expected.grads)
+        for got, wanted, there in (
+            (live.weights, expected.device, expected.shown is not None),
+            (live.rest, expected.rest, expected.rest_there),
+            (live.optimizer, expected.optimizer, expected.optimizer_there),
+        ):
+            if there:
+                assert not different_names(got, wanted)
+            elif expected.shown is None:
+                assert all(set(bits(tensor)) <= {POISON} for tensor in got.values())
+
+    def check_books(self) -> None:
+        """Facts, buffers and mappings agree."""
+        facts, world = self.actor.facts, self.actor._world
+        if self.faulted:
+            return
+        working = {ACTOR} if facts.phase is not None else set()
+        assert set(lost_tags(facts)) <= working
+        assert facts.resident & _REGIONS == self.arena.resident() & _REGIONS
+        held = {part for part in facts.copies if facts.parts[part].nbytes}
+        assert {part for part, buffer in world.buffers.items() if buffer.nbytes} == held
+        assert world.pool.in_use == len(world.buffers)
+        if self.adapter is not None:
+            assert self.adapter.groups == facts.groups_up == (self.expected.shown is not None)
