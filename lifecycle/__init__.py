@@ -39,6 +39,7 @@ __all__ = [
     "NoReadableCopy",
     "Plan",
     "RanksDisagree",
+    "Region",
     "State",
     "SyncFailed",
     "SyncReport",

@@ -34,6 +34,7 @@ from lifecycle.executor import EffectStopped, Executor, Failure, Traffic, interr
 from lifecycle.hoststore.base import HostStore
 from lifecycle.journal import Journal, Kind
 from lifecycle.machine import RunningMachine
+from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
 from lifecycle.plan import ActorState, Plan, Table, allowed_events, find_row, holds, make_plan, preview
 from lifecycle.rollout.base import PauseMode, RolloutEngine
@@ -144,6 +145,11 @@ class ActorLifecycle:
     @property
     def traffic(self) -> Traffic:
         return self._executor.traffic
+
+    @property
+    def manifest(self) -> Manifest:
+        """Every tensor the actor owns, with its region, slot and place."""
+        return self._world.manifest()
 
     @property
     def memory(self) -> MemoryBackend:

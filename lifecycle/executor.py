@@ -83,7 +83,7 @@ class Executor:
 
     def run(self, row: FlatRow, call: Call, planned: tuple[PlannedEffect, ...]) -> None:
         """All effects of the row, in order. Raises EffectStopped, after unwinding."""
-        self.traffic.avoided += sum(avoided_bytes(name, self.facts, call) for name in row.row.effects)
+        self.traffic.avoided += avoided_bytes(self.facts, call)
         if not planned:
             return
         inverses: list[str] = []

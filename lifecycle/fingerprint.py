@@ -17,7 +17,7 @@ changes are seen less well, because 2ᵏ·(2i+1) mod 2⁶⁴ depends on the lowe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
 from itertools import chain
@@ -43,13 +43,16 @@ def fingerprint(tensor: Tensor) -> str:
     layout (``part_fingerprint`` adds those). Temporaries of up to a chunk (8 MiB on a CPU, 1 GiB elsewhere) are made
     only where the bytes are strided or misaligned. Waits for the device. See [Note: limits of the fingerprint].
     """
-    return _hex(int(_total(tensor).item()))
+    return fingerprints({"": tensor})[""]
 
 
 def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The fingerprint of each tensor, by name. A device works on all of them before the first is waited for."""
-    totals = {name: _total(tensor) for name, tensor in tensors.items()}
-    return {name: _hex(int(total.item())) for name, total in totals.items()}
+    """The fingerprint of each tensor, by name. Each device works through all of its tensors and is waited for once."""
+    digests = [(name, *digest) for name, tensor in tensors.items() for digest in _digests(tensor)]
+    totals = dict.fromkeys(tensors, 0)
+    for (name, first, count, _), sums in zip(digests, _on_cpu([sums for *_, sums in digests]), strict=True):
+        totals[name] += int((sums * _factors(first, count)).sum().item())
+    return {name: _hex(total) for name, total in totals.items()}
 
 
 def part_fingerprint(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
@@ -59,19 +62,6 @@ def part_fingerprint(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -
     """
     words = chain.from_iterable((_identity(name, dtype, shape), int(f, 16)) for name, dtype, shape, f in entries)
     return _hex(sum(word * (2 * index + 1) for index, word in enumerate(words)))
-
-
-def _total(tensor: Tensor) -> Tensor:
-    """The sum as a 0-dim int64 on the tensor's device, which wraps around like the mathematical value mod 2⁶⁴."""
-    import torch
-
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    position = 0
-    for piece in _pieces(tensor.detach(), _CHUNK_BYTES.get(tensor.device.type, _DEVICE_CHUNK_BYTES)):
-        for term in _terms(_words(piece, position % _WORD), position // _WORD):
-            total += term
-        position += piece.nbytes
-    return total
 
 
 def _identity(name: str, dtype: str, shape: tuple[int, ...]) -> int:
@@ -112,33 +102,54 @@ def _words(piece: Tensor, lead: int) -> Tensor:
     return padded.view(torch.int64)
 
 
-def _terms(words: Tensor, first: int) -> Iterator[Tensor]:
-    """Terms of Σ words[j]·(2·(first+j)+1).
+def _digests(tensor: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Per piece of the tensor: number of its first word, count of its words, and its digest (see ``_digest``)."""
+    position = 0
+    for piece in _pieces(tensor.detach(), _CHUNK_BYTES.get(tensor.device.type, _DEVICE_CHUNK_BYTES)):
+        words = _words(piece, position % _WORD)
+        yield position // _WORD, words.numel(), _digest(words)
+        position += piece.nbytes
+
+
+def _digest(words: Tensor) -> Tensor:
+    """What is left to be weighted: the sums of rows and columns of the words folded into a matrix, and the rest.
 
     Folded into rows of C = ``_COLUMNS`` words, the sum needs no product per word: the factor 2·(first + r·C + c) + 1 of
     words[r, c] is a term of the row plus a term of the column, so two plain sums, which run at memory speed as int64
-    products do not, and two short products give it.
+    products do not, leave a thousandth of the words for ``_factors``. int64 wraps around like the value mod 2⁶⁴.
     """
+    import torch
+
     rows = words.numel() // _COLUMNS
-    rest = words[rows * _COLUMNS :]
-    if rest.numel():
-        yield (rest * _arithmetic(2 * (first + rows * _COLUMNS) + 1, 2, rest)).sum()
-    if rows:
-        by_row, by_column = _sums(words[: rows * _COLUMNS].view(rows, _COLUMNS))
-        yield (by_column * _arithmetic(1, 2, by_column)).sum()
-        yield (by_row * _arithmetic(2 * first, 2 * _COLUMNS, by_row)).sum()
+    if not rows:
+        return words
+    blocks = torch.split(
+        words[: rows * _COLUMNS].view(rows, _COLUMNS), _SERIAL_ROWS if words.device.type == "cpu" else rows
+    )
+    by_column = reduce(torch.add, (block.sum(0) for block in blocks))
+    return torch.cat([*(block.sum(1) for block in blocks), by_column, words[rows * _COLUMNS :]])
 
 
-def _sums(folded: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of each row and of each column of an int64 matrix with ``_COLUMNS`` columns."""
+def _factors(first: int, count: int) -> Tensor:
+    """The factor of each entry of the digest of ``count`` words whose first is number ``first``, int64 on the CPU."""
     import torch
 
-    blocks = torch.split(folded, _SERIAL_ROWS if folded.device.type == "cpu" else len(folded))
-    return torch.cat([block.sum(1) for block in blocks]), reduce(torch.add, (block.sum(0) for block in blocks))
+    rows = count // _COLUMNS
+    rest = torch.arange(2 * (first + rows * _COLUMNS) + 1, 2 * (first + count) + 1, 2)
+    if not rows:
+        return rest
+    by_row = torch.arange(2 * first, 2 * (first + rows * _COLUMNS), 2 * _COLUMNS)
+    return torch.cat([by_row, torch.arange(1, 2 * _COLUMNS, 2), rest])
 
 
-def _arithmetic(start: int, step: int, like: Tensor) -> Tensor:
-    """start, start+step, … as int64, as many and on the same device as ``like``."""
+def _on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The one-dimensional int64 tensors, in order, on the CPU: one transfer per device."""
     import torch
 
-    return torch.arange(start, start + step * like.numel(), step, dtype=torch.int64, device=like.device)
+    moved: dict[int, Tensor] = {}
+    for device in {tensor.device for tensor in tensors}:
+        there = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        sizes = [tensors[index].numel() for index in there]
+        together = torch.cat([tensors[index] for index in there]).cpu()
+        moved.update(zip(there, torch.split(together, sizes), strict=True))
+    return [moved[index] for index in range(len(tensors))]

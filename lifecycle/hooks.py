@@ -4,13 +4,13 @@ Every hook holds its gate, modules and parameters weakly: a hook keeps neither a
 whose gate is gone, or that was copied along with a model, does nothing.
 
 [Note: compiled models]
-``torch.compile`` traces the hooks of the modules it compiles, and does not look again for hooks added later
+Code compiled by ``torch.compile`` does not see hooks that were added to a module after it was traced
 (https://docs.pytorch.org/docs/stable/torch.compiler_nn_module.html). So each root has one forward pre-hook that is
-always on and reads one flag, which compiled code guards on: a compiled root is refused like an eager one while the
-weights are released (with ``fullgraph=True`` by the compiler's own error). A submodule compiled by itself is guarded
-by its root alone. The output hooks are left out of compiled code, because they would break its graph: a compiled
-model whose weights were restored between forward and backward gets autograd's own version error instead of ours,
-unless what was attached is what ``torch.compile(model)`` returned.
+always on and reads one flag, which compiled code guards on: a root is refused while the weights are released also
+where a compiled function calls it (with ``fullgraph=True`` by the compiler's own error). A submodule that compiled
+code calls without its root is not guarded. The output hooks are left out of compiled code, because they would break
+its graph: a compiled model whose weights were overwritten between forward and backward gets autograd's own version
+error instead of ours, unless what was attached is what ``torch.compile(model)`` returned.
 
 ``torch.nn.DataParallel`` is not supported: its replicas share the hooks and not the parameters.
 """

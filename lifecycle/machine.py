@@ -22,6 +22,19 @@ class _Holder:
     state: str
 
 
+def bare(states: list[str], rows: list[tuple[str, str, str]]) -> Any:
+    """A machine of nothing but states and triggers, to compare with; returns the object that has the triggers."""
+    holder = _Holder()
+    Machine(
+        model=holder,
+        states=states,
+        transitions=[list(row) for row in rows],
+        initial=states[0],
+        auto_transitions=False,
+    )
+    return holder
+
+
 class RunningMachine:
     """Fires rows. ``work`` runs in between and decides, by returning or raising, whether the state changes."""
 

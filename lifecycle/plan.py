@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from lifecycle.errors import Faulted, LifecycleError, NoReadableCopy, TransitionRefused, UnknownTag
 from lifecycle.outcome import Settings, after, during, rotated
-from lifecycle.versions import ACTOR, Facts
+from lifecycle.versions import ACTOR, Facts, shown
 from lifecycle.work import Action, Call, Probe, actions
 from states.resources import Fact, Region, Slot
 from states.spec import FlatRow, Guard, MachineSpec, State, flat_rows, flat_states
@@ -145,6 +145,7 @@ CONDITIONS: dict[Fact, _Condition] = {
     Fact.OF_WORKING: lambda facts, call, *_: facts.version_of(call.of or ACTOR).working,
     Fact.ROTATES_SHOWN: lambda facts, call, *_: _rotates_shown(facts, call),
     Fact.NO_OPTIMIZER: lambda facts, call, row, probe, _: not probe.has_optimizer(),
+    Fact.TARGET_HELD: lambda facts, call, *_: shown(facts, facts.tags[call.tag or ACTOR]),
     Fact.WEIGHTS_LOST: lambda facts, call, row, probe, _: Region.WEIGHTS not in probe.mapped(),
     # resources that only uses ask for
     Fact.WEIGHTS: lambda facts, *_: Region.WEIGHTS in facts.resident,
@@ -171,11 +172,15 @@ def failed_guard(row: FlatRow, facts: Facts, call: Call, probe: Probe, margin: i
 def _choose(rows: tuple[FlatRow, ...], facts: Facts, call: Call, probe: Probe) -> FlatRow | None:
     """The row whose ``when`` holds and whose ``unless`` does not."""
     for row in rows:
-        if all(holds(fact, facts, call, row, probe) for fact in row.row.when) and not any(
-            holds(fact, facts, call, row, probe) for fact in row.row.unless
-        ):
+        if _applies(row, facts, call, probe):
             return row
     return None
+
+
+def _applies(row: FlatRow, facts: Facts, call: Call, probe: Probe) -> bool:
+    if not all(holds(fact, facts, call, row, probe) for fact in row.row.when):
+        return False
+    return not any(holds(fact, facts, call, row, probe) for fact in row.row.unless)
 
 
 # asking

@@ -87,15 +87,6 @@ def stale_slots(facts: Facts, version: int) -> list[Slot]:
     return [slot for slot, part in facts.versions[version].parts.items() if facts.device.get(slot) != part]
 
 
-def _moves_bytes(facts: Facts, call: Call) -> bool:
-    """Whether a switch does anything at all: between two tags of one version it does not."""
-    return call.event != "switch" or not shown(facts, target_version(facts, call))
-
-
-def _check(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
-    return (Action("check"),) if _moves_bytes(facts, call) else ()
-
-
 def _touched_slots(facts: Facts, call: Call) -> list[Slot]:
     """Weights slots whose device bytes this event destroys or publishes."""
     held = [slot for slot in VERSION_SLOTS if slot in facts.device]
@@ -109,7 +100,7 @@ def _touched_slots(facts: Facts, call: Call) -> list[Slot]:
 
 
 def _verify(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
-    if not call.verify or not _moves_bytes(facts, call):
+    if not call.verify:
         return
     for slot in _touched_slots(facts, call):
         part = facts.parts[facts.device[slot]]
@@ -128,8 +119,6 @@ def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:
 
 def _copy_out(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     if call.event == "sleep" and Region.WEIGHTS in call.keep:
-        return
-    if not _moves_bytes(facts, call):
         return
     for slot in _touched_slots(facts, call):
         part = facts.device[slot]
@@ -246,12 +235,15 @@ def _restore_weights(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]
     return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, tag)
 
 
-def _restore_shown(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
-    """What the state showed, from its copies; nothing where it showed nothing or the memory is gone."""
+def _restore_shown(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """What the state showed, from its copies, in the regions it had; nothing where it showed nothing."""
     if call.shown is None or Region.WEIGHTS not in facts.resident:
-        return ()
+        return
     version = facts.tags[call.shown]
-    return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, call.shown)
+    yield from _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, call.shown)
+    for slot in facts.backups:
+        if SLOT_REGION[slot] in facts.resident & call.before.resident:
+            yield from _restore_backup(slot)(facts, call, probe)
 
 
 def _restore_actor(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
@@ -297,7 +289,7 @@ def _rotate(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
 
 WORK: dict[str, Work] = {
     "settle_writers": _always("settle"),
-    "check_structure": _check,
+    "check_structure": _always("check"),
     "verify_weights": _verify,
     "check_copies": _always("check_copies"),
     "copy_out_weights": _copy_out,
@@ -364,16 +356,19 @@ def actions(effect: str, facts: Facts, call: Call, probe: Probe) -> tuple[Action
     return tuple(WORK[effect](facts, call, probe))
 
 
-def avoided_bytes(effect: str, facts: Facts, call: Call) -> int:
-    """Weights bytes that this effect leaves unmoved because they exist where they are needed.
+def avoided_bytes(facts: Facts, call: Call) -> int:
+    """Weights bytes that this event leaves unmoved because they are where they are needed.
 
-    Compared with backing up and restoring the whole version at every sleep, wake and switch, as boolean-guarded
+    Compared with backing up the whole version at every sleep and restoring it at every switch, as boolean-guarded
     trainers do (https://github.com/radixark/miles/pull/3128).
     """
-    if effect == "copy_out_weights" and call.event == "sleep":
-        device = [facts.device[slot] for slot in VERSION_SLOTS if slot in facts.device]
-        return sum(facts.parts[part].nbytes for part in device if part in facts.copies)
-    if effect == "restore_weights" and call.event == "switch":
+    if call.event == "sleep":
+        return sum(facts.parts[part].nbytes for slot, part in facts.device.items() if _spared(facts, slot, part))
+    if call.event == "switch":
         held = facts.versions[target_version(facts, call)].parts.items() & facts.device.items()
         return sum(facts.parts[part].nbytes for _, part in held)
     return 0
+
+
+def _spared(facts: Facts, slot: Slot, part: int) -> bool:
+    return slot in VERSION_SLOTS and part in facts.copies

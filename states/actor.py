@@ -181,6 +181,8 @@ _WAKE_OTHER = (
     "restore_weights",
 )
 _AWAY = ("check_structure", "verify_weights", "copy_out_weights", "agree", "restore_weights")
+_HELD = (Fact.TARGET_HELD,)
+_STAY = ("resume_actor_regions", "restore_optimizer")
 _HOME = (
     "check_structure",
     "verify_weights",
@@ -239,9 +241,12 @@ ROWS = (
     Row("wake_up", "RESIDENT", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("wake_up", "SWITCHED", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("switch", "RESIDENT", SAME, (), (), Match.ACTOR),
-    Row("switch", "RESIDENT", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER),
-    Row("switch", "SWITCHED", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER),
-    Row("switch", "SWITCHED", "RESIDENT", _HOME, _TO_MOVE, Match.ACTOR),
+    Row("switch", "RESIDENT", "SWITCHED", (), _TO_MOVE, Match.OTHER, when=_HELD),
+    Row("switch", "RESIDENT", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
+    Row("switch", "SWITCHED", "SWITCHED", (), _TO_MOVE, Match.OTHER, when=_HELD),
+    Row("switch", "SWITCHED", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
+    Row("switch", "SWITCHED", "RESIDENT", _STAY, _TO_MOVE, Match.ACTOR, when=_HELD),
+    Row("switch", "SWITCHED", "RESIDENT", _HOME, _TO_MOVE, Match.ACTOR, unless=_HELD),
     Row("begin_training", "RESIDENT", SAME, _BEGIN, (*_QUIET, "has_optimizer", "no_device_reader")),
     Row(
         "end_training",

@@ -112,6 +112,7 @@ class Fact(StrEnum):
     OF_WORKING = "the other tag points at a working version"
     ROTATES_SHOWN = "a rotation would move 'actor' or the tag that the device shows"
     NO_OPTIMIZER = "no optimizer is attached"
+    TARGET_HELD = "the device holds the tag's version already"
     WEIGHTS_LOST = "the weights region is released"
 
 

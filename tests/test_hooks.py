@@ -846,11 +846,12 @@ def test_compiled_model(gate, attach, compiling, how):
 
 
 @pytest.mark.filterwarnings("default")
-def test_compiled_model_is_refused_with_our_error(gate, attach, compiling):
-    """Where the compiler may break the graph, the refusal of a compiled model is ours."""
+@pytest.mark.parametrize("function", [True, False])
+def test_compiled_model_is_refused_with_our_error(gate, attach, compiling, function):
+    """Where the compiler may break the graph, the refusal is ours, also of a compiled function that calls the model."""
     model = Block()
     adapter = attach(model)
-    call = torch.compile(model, backend="eager")
+    call = torch.compile((lambda inputs: model(inputs).sum()) if function else model, backend="eager")
     call(INPUTS)
     gate.refused = {"forward"}
 

@@ -84,7 +84,7 @@ WRONG = {
     "duplicate row": ({"rows": (*ROWS, ROWS[0])}, "row on from OFF (none tag) is declared 2 times"),
     "duplicate state": ({"states": (*small().states, State("ON", "again"))}, "state 'ON' is declared 2 times"),
     "duplicate effect": ({"effects": (*small().effects, Effect("agree", ""))}, "effect 'agree' is declared 2 times"),
-    "effect twice in a row": (
+    "effect twice in one row": (
         {"rows": (Row("on", "OFF", "ON", ("light", "light")), *ROWS[1:])},
         "effect light stands 2 times",
     ),

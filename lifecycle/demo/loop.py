@@ -150,7 +150,7 @@ def train(job: Job, rollout: Rollout, reference: Tensor) -> tuple[policy.Loss, i
         before = now.detach() if update == 0 else before
         total, figures = policy.loss(now, before, reference, gain, batch.mask, job.options.kl)
         told.append(figures)
-        total.backward()
+        torch.autograd.backward(total)
         del now, total
         if update == UPDATES - 1:  # by now there is optimizer state
             owned, anonymous = owned_bytes(job.model, job.optimizer), anonymous_bytes()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from lifecycle.demo.checks import Check
 from lifecycle.demo.models import LanguageModel, load
 from lifecycle.demo.observe import Sample
 from lifecycle.demo.options import DemoOptions
 from lifecycle.demo.progress import Progress, StepFigures
+from lifecycle.errors import LifecycleError
 from lifecycle.journal import Record
 
 
@@ -41,9 +43,12 @@ class Result:
 def run(options: DemoOptions, progress: Progress) -> Result:
     """Raises LifecycleError for what can not be done here."""
     folder = options.output
-    folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "journal.jsonl"
-    journal.unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        journal.unlink(missing_ok=True)  # a journal is appended to, and this is another run
+    except OSError as error:
+        raise LifecycleError(f"lifecycle demo: --output {folder}: {error}") from error
     with progress.phase("load the model"):
         language = load(options.model, options.seed)
         progress.title = language.name
@@ -95,8 +100,6 @@ def _result(
     records: tuple[Record, ...],
     files: dict[str, str],
 ) -> Result:
-    import time
-
     options = progress.options
     return Result(
         options=options,
@@ -116,8 +119,6 @@ def _result(
 
 def document(result: Result) -> dict[str, Any]:
     """The result as one JSON document."""
-    from attrs import asdict
-
     samples = result.samples
     return {
         "passed": result.passed,

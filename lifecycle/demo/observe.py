@@ -81,6 +81,7 @@ class Recorder:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        self.samples.append(self._sample())  # what the last event left
 
     def _record(self) -> None:
         while not self._ended.wait(PERIOD):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from attrs import asdict, field, frozen
-from attrs.validators import ge, gt, in_, instance_of, optional
+from attrs.validators import ge, gt, instance_of, optional
 
-ModelName = Literal["smollm2", "tiny"]
-MODELS: tuple[str, ...] = get_args(ModelName)
+
+class ModelName(StrEnum):
+    """The models there are: a real one, and one that is made in a moment."""
+
+    SMOLLM2 = "smollm2"
+    TINY = "tiny"
 
 
 @frozen(kw_only=True)
@@ -20,7 +25,7 @@ class DemoOptions:
     weighs the divergence from ``ref``, ``output`` is the folder for the files.
     """
 
-    model: ModelName = field(default="smollm2", validator=in_(MODELS))
+    model: ModelName = field(default=ModelName.SMOLLM2, converter=ModelName)
     steps: int = field(default=5, validator=[instance_of(int), ge(1)])
     samples: int = field(default=8, validator=[instance_of(int), ge(2)])
     tokens: int = field(default=24, validator=[instance_of(int), ge(1)])
@@ -30,4 +35,4 @@ class DemoOptions:
     output: Path = field(default=Path("demo-output"), converter=Path)
 
     def to_plain(self) -> dict[str, Any]:
-        return {**asdict(self), "output": str(self.output)}
+        return {**asdict(self), "model": self.model.value, "output": str(self.output)}

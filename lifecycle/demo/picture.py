@@ -18,7 +18,14 @@ _ORANGE, _VERMILION, _PURPLE = "#E69F00", "#D55E00", "#CC79A7"
 _PALE, _WHITE, _MINT = "#E8E8E8", "#FFFFFF", "#A6DCC9"
 
 _EDGE: Any = {"edgecolor": "#444444", "linewidth": 0.3}
-_MARK: Any = {"linestyle": "none", "color": "#222222", "markersize": 4, "markerfacecolor": _WHITE, "zorder": 3}
+_MARK: Any = {
+    "linestyle": "none",
+    "color": "#222222",
+    "markersize": 4,
+    "markerfacecolor": _WHITE,
+    "zorder": 3,
+    "clip_on": False,
+}
 
 _LINES = (
     ("trainer, anonymous", "trainer_bytes", _BLUE, "-"),
@@ -172,8 +179,10 @@ def _draw_steps(panels: Sequence[Any], records: Iterable[Record], zero: float) -
     for moment in sleeps:
         for axes in panels:
             axes.axvline(moment, color="#888888", linewidth=0.6, linestyle=(0, (2, 2)), zorder=0)
-    for number, (start, end) in enumerate(pairwise(sleeps[:-1])):
-        panels[0].text((start + end) / 2, 1.42, f"step {number + 1}", ha="center", va="bottom", fontsize=8)
+    every = 1 + len(sleeps) // 12  # more numbers would not fit
+    for number, (start, end) in enumerate(pairwise(sleeps[:-1]), start=1):
+        if number % every == 0:
+            panels[0].text((start + end) / 2, 1.42, f"step {number}", ha="center", va="bottom", fontsize=8)
 
 
 def _draw_legend(figure: Any, memory: Any, trainer: Sequence[Band], engine: Sequence[Band]) -> None:

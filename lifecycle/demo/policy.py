@@ -48,7 +48,8 @@ def log_probs(model: Any, batch: Batch, temperature: float) -> Tensor:
     """(samples, width): the log-probability of each chosen token, at the temperature it was sampled with."""
     width = batch.chosen.shape[1]
     logits = model(input_ids=batch.tokens, use_cache=False, logits_to_keep=width + 1).logits[:, :-1] / temperature
-    return logits.log_softmax(-1).gather(-1, batch.chosen.unsqueeze(-1)).squeeze(-1)
+    chosen: Tensor = logits.log_softmax(-1).gather(-1, batch.chosen.unsqueeze(-1))
+    return chosen.squeeze(-1)
 
 
 def advantages(rewards: Sequence[float]) -> Tensor:

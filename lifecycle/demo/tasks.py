@@ -30,8 +30,8 @@ class Verdict:
 class Task(Protocol):
     """Questions without end, and the verdict on an answer."""
 
-    name: str
-    description: str
+    @property
+    def description(self) -> str: ...
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]: ...
 
@@ -48,7 +48,6 @@ class Task(Protocol):
 class Sums:
     """Add two digits and say so briefly. The last number of the answer counts, as in grade-school benchmarks."""
 
-    name: str = "sums"
     description: str = "the last number in the answer is the sum: 1, less up to a half for the answer's length; else 0"
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]:
@@ -69,7 +68,6 @@ class Sums:
 class Letters:
     """Write letters of the English alphabet and nothing else: for a model that begins with noise."""
 
-    name: str = "letters"
     description: str = "the share of the answer's characters that are letters from a to z or A to Z"
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]:

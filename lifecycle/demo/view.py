@@ -64,10 +64,11 @@ class Silent:
 
 
 def step_line(figures: StepFigures) -> str:
-    moved = figures.bytes["device_to_host"] + figures.bytes["host_to_device"]
+    moved = mebibytes(figures.bytes["device_to_host"] + figures.bytes["host_to_device"])
+    avoided = mebibytes(figures.bytes["avoided"])
     return (
         f"reward {figures.reward:.3f}, correct {figures.correct:.0%}, KL {figures.kl:.4f}, version {figures.version}, "
-        f"{sum(figures.seconds.values()):.1f} s, moved {mebibytes(moved)}, avoided {mebibytes(figures.bytes['avoided'])}"
+        f"{sum(figures.seconds.values()):.1f} s, moved {moved}, avoided {avoided}"
     )
 
 
@@ -106,8 +107,7 @@ def _table(*headers: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(*headers, box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1))
-    return table
+    return Table(*headers, box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1))
 
 
 def _styled(state: str) -> Any:
@@ -178,9 +178,13 @@ def show(result: Result, console: Console) -> None:
     """What is left to read when all is done."""
     for figures in result.steps:
         console.print(f"step {figures.number + 1}: {step_line(figures)}", highlight=False)
-    console.print(f"answers, first and last step: {result.steps[0].example!r}, {result.steps[-1].example!r}", markup=False)
+    console.print(
+        f"answers, first and last step: {result.steps[0].example!r}, {result.steps[-1].example!r}", markup=False
+    )
     console.print(check_table(result.checks))
     console.print("files: " + ", ".join(result.files.values()), highlight=False, soft_wrap=True)
     failed = [check.name for check in result.checks if not check.passed]
-    verdict = f"{len(failed)} of {len(result.checks)} checks failed" if failed else f"all {len(result.checks)} checks passed"
+    verdict = (
+        f"{len(failed)} of {len(result.checks)} checks failed" if failed else f"all {len(result.checks)} checks passed"
+    )
     console.print(f"{verdict} in {result.seconds:.0f} s", style="bold red" if failed else "bold green")

@@ -1,0 +1,33 @@
+"""``python -m lifecycle``, and the command ``lifecycle``."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from lifecycle.errors import LifecycleError, MissingExtra
+
+_PACKAGES = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command line. Where its packages are missing, say what to install, and exit with 2."""
+    try:
+        from lifecycle.cli import app
+
+        app(prog_name="lifecycle")
+    except ModuleNotFoundError as missing:
+        if missing.name not in _PACKAGES:
+            raise
+        _fail(MissingExtra("the command line", missing.name, "cli"))
+    except LifecycleError as error:
+        _fail(error)
+
+
+def _fail(error: LifecycleError) -> NoReturn:
+    print(error, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The command line. One function per command; what a command needs is imported inside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lifecycle.demo.options import DemoOptions, ModelName
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+bench = typer.Typer(no_args_is_help=True, help="Measure, each against its peer in the same run.")
+app.add_typer(bench, name="bench")
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+
+
+@app.callback()
+def lifecycle() -> None:
+    """The life cycle of a training actor in RL post-training, as one declared state machine."""
+
+
+@app.command()
+def demo(
+    model: Annotated[ModelName, typer.Option(help="A real model, or one made in a moment.")] = ModelName.SMOLLM2,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of generate, train, sync, sleep.")] = 5,
+    samples: Annotated[int, typer.Option(min=2, help="Answers sampled in each step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 24,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default the model's own.")] = None,
+    kl: Annotated[float, typer.Option(min=0.0, help="Weight of the divergence from 'ref'.")] = 0.05,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the journal and the picture.")] = Path("demo-output"),
+    as_json: _Json = False,
+) -> None:
+    """Post-train a small language model for a few steps, and check what the life cycle promises.
+
+    Exits with 1 when a check fails, and with 2 when the demo can not run.
+    """
+    from lifecycle.demo.command import command
+
+    try:
+        options = DemoOptions(
+            model=model, steps=steps, samples=samples, tokens=tokens, lr=lr, kl=kl, seed=seed, output=output
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    raise typer.Exit(command(options, as_json))
+
+
+@bench.command()
+def overhead(
+    rounds: Annotated[int, typer.Option(min=10, help="Round trips of each.")] = 3000,
+    as_json: _Json = False,
+) -> None:
+    """A switch there and back between two tags of one version, beside two triggers of a bare state machine."""
+    from lifecycle.bench.overhead import measure
+
+    result = measure(rounds)
+    if as_json:
+        print(json.dumps(result.to_plain(), indent=2))
+        return
+    for name, spread in (("lifecycle", result.ours_us), ("bare transitions", result.bare_us)):
+        print(f"{name:18} median {spread.median:7.1f} µs   p10 {spread.p10:7.1f}   p90 {spread.p90:7.1f}")
+    print(f"ratio {result.ratio:.2f} over {result.rounds} interleaved rounds, {result.bytes_moved} bytes moved")
+
+
+@app.command()
+def plan(
+    event: Annotated[str, typer.Argument(help="sleep, wake_up, switch, begin_training, start_sync, …")],
+    source: Annotated[str, typer.Option("--from", help="The state, such as ASLEEP or 'SWITCHED(ref)'.")],
+    tag: Annotated[str | None, typer.Option(help="The event's tag, where it has one.")] = None,
+    tags: Annotated[str, typer.Option(help="Declared tags beside 'actor', with commas between.")] = "ref",
+    as_json: _Json = False,
+) -> None:
+    """What an event does from a state, by the table: guards, and effects in order. Exits with 1 if it is refused."""
+    from lifecycle.describe import describe
+    from lifecycle.view import show_described
+    from states.actor import ACTOR
+
+    try:
+        found = describe(ACTOR, event, source, tag, [name for name in tags.split(",") if name])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print(json.dumps([one.to_plain() for one in found], indent=2))
+    else:
+        show_described(found)
+    raise typer.Exit(1 if found[0].refusal else 0)
