@@ -367,16 +367,18 @@ class ActorLifecycle:
 
     def backward_seen(self) -> None:
         if self.facts.phase is None and not self.facts.backward_seen:
-            self._executor.facts = evolve(self.facts, backward_seen=True)
+            with self._exclusive("backward", wait=True):
+                self._executor.facts = evolve(self.facts, backward_seen=True)
 
     def step_begins(self) -> None:
         self.permit("step")
         phase = self.facts.phase
         if phase is None or phase.implicit:  # an implicit one still open: its step raised, and _step aborts it
             self._fire("begin_training", implicit=True)
-        phase = self.facts.phase
-        assert phase is not None
-        self._executor.facts = evolve(self.facts, phase=evolve(phase, steps=phase.steps + 1))
+        with self._exclusive("step", wait=True):
+            phase = self.facts.phase
+            assert phase is not None
+            self._executor.facts = evolve(self.facts, phase=evolve(phase, steps=phase.steps + 1))
 
     def step_ends(self) -> None:
         if self.facts.phase is not None and self.facts.phase.implicit:

@@ -20,10 +20,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _MASK = (1 << 64) - 1
@@ -51,7 +53,7 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     digests = [(name, *digest) for name, tensor in tensors.items() for digest in _digests(tensor)]
     totals = dict.fromkeys(tensors, 0)
     for (name, first, count, _), sums in zip(digests, _on_cpu([sums for *_, sums in digests]), strict=True):
-        totals[name] += int((sums * _factors(first, count)).sum().item())
+        totals[name] += int(sums.dot(_factors(first, count)))
     return {name: _hex(total) for name, total in totals.items()}
 
 
@@ -130,26 +132,29 @@ def _digest(words: Tensor) -> Tensor:
     return torch.cat([*(block.sum(1) for block in blocks), by_column, words[rows * _COLUMNS :]])
 
 
-def _factors(first: int, count: int) -> Tensor:
-    """The factor of each entry of the digest of ``count`` words whose first is number ``first``, int64 on the CPU."""
-    import torch
+def _factors(first: int, count: int) -> NDArray[np.int64]:
+    """The factor of each entry of the digest of ``count`` words whose first is number ``first``."""
+    import numpy as np
 
     rows = count // _COLUMNS
-    rest = torch.arange(2 * (first + rows * _COLUMNS) + 1, 2 * (first + count) + 1, 2)
+    rest = np.arange(2 * (first + rows * _COLUMNS) + 1, 2 * (first + count) + 1, 2, dtype=np.int64)
     if not rows:
         return rest
-    by_row = torch.arange(2 * first, 2 * (first + rows * _COLUMNS), 2 * _COLUMNS)
-    return torch.cat([by_row, torch.arange(1, 2 * _COLUMNS, 2), rest])
+    by_row = np.arange(2 * first, 2 * (first + rows * _COLUMNS), 2 * _COLUMNS, dtype=np.int64)
+    by_column = np.arange(1, 2 * _COLUMNS, 2, dtype=np.int64)
+    return np.concatenate([by_row, by_column, rest])
 
 
-def _on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The one-dimensional int64 tensors, in order, on the CPU: one transfer per device."""
+def _on_cpu(tensors: Sequence[Tensor]) -> list[NDArray[np.int64]]:
+    """The one-dimensional int64 tensors as arrays, in order: one transfer per device."""
     import torch
 
-    moved: dict[int, Tensor] = {}
+    moved: dict[int, NDArray[np.int64]] = {}
     for device in {tensor.device for tensor in tensors}:
         there = [index for index, tensor in enumerate(tensors) if tensor.device == device]
-        sizes = [tensors[index].numel() for index in there]
-        together = torch.cat([tensors[index] for index in there]).cpu()
-        moved.update(zip(there, torch.split(together, sizes), strict=True))
+        together = torch.cat([tensors[index] for index in there]).cpu().numpy()
+        ends = accumulate(tensors[index].numel() for index in there)
+        moved.update(
+            (index, together[end - tensors[index].numel() : end]) for index, end in zip(there, ends, strict=True)
+        )
     return [moved[index] for index in range(len(tensors))]

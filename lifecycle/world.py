@@ -57,11 +57,14 @@ class World:
         for owned in (*self.adapter.tensors(), *self.adapter.optimizer_tensors()):
             by_slot.setdefault(owned.slot, {})[owned.name] = owned.tensor
         self._optimizer = dict(by_slot.setdefault(Slot.OPTIMIZER, {}))
-        for slot in Slot:
-            if slot in by_slot:
-                self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
-        self.adapter.remember()
         self._slots = tuple(slot for slot in Slot if slot in by_slot)
+        try:
+            for slot in self._slots:
+                self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
+        except BaseException:
+            self._let_go()
+            raise
+        self.adapter.remember()
         self._settings = self._present_settings()
         return [self._first_part(number, slot) for number, slot in enumerate(self._slots, start=1)]
 
@@ -307,7 +310,13 @@ class World:
         for part in list(self.buffers):
             self.pool.release(self.buffers.pop(part))
         self.pool.close()
+        self._let_go()
         return None, 0
+
+    def _let_go(self) -> None:
+        """The tensors keep their memory and their values; another actor may take them over."""
+        for slot in self._slots:
+            self.backend.forget(slot)
 
     # around events
 

@@ -827,6 +827,7 @@ def test_no_workspaces_groups_or_graphs_on_the_cpu():
     assert adapter.workspace_bytes() == adapter.drop_workspaces() == 0
     assert not adapter.graphs_captured()
     assert not adapter.has_groups()
+    assert not adapter.groups_up()
     assert all(owned(adapter)[name].tensor is item.tensor for name, item in before.items())
 
 
