@@ -125,9 +125,8 @@ def _digest(words: Tensor) -> Tensor:
     rows = words.numel() // _COLUMNS
     if not rows:
         return words
-    blocks = torch.split(
-        words[: rows * _COLUMNS].view(rows, _COLUMNS), _SERIAL_ROWS if words.device.type == "cpu" else rows
-    )
+    height = _SERIAL_ROWS if words.device.type == "cpu" else rows
+    blocks = torch.split(words[: rows * _COLUMNS].view(rows, _COLUMNS), height)
     by_column = reduce(torch.add, (block.sum(0) for block in blocks))
     return torch.cat([*(block.sum(1) for block in blocks), by_column, words[rows * _COLUMNS :]])
 
@@ -147,14 +146,13 @@ def _factors(first: int, count: int) -> NDArray[np.int64]:
 
 def _on_cpu(tensors: Sequence[Tensor]) -> list[NDArray[np.int64]]:
     """The one-dimensional int64 tensors as arrays, in order: one transfer per device."""
+    import numpy as np
     import torch
 
     moved: dict[int, NDArray[np.int64]] = {}
     for device in {tensor.device for tensor in tensors}:
         there = [index for index, tensor in enumerate(tensors) if tensor.device == device]
         together = torch.cat([tensors[index] for index in there]).cpu().numpy()
-        ends = accumulate(tensors[index].numel() for index in there)
-        moved.update(
-            (index, together[end - tensors[index].numel() : end]) for index, end in zip(there, ends, strict=True)
-        )
+        ends = list(accumulate(tensors[index].numel() for index in there))
+        moved.update(zip(there, np.split(together, ends[:-1]), strict=True))
     return [moved[index] for index in range(len(tensors))]

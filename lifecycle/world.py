@@ -44,6 +44,7 @@ class World:
         self._event = "attach"
         self._slots: tuple[Slot, ...] = ()
         self._samples = 0
+        self.weight_names: frozenset[str] = frozenset()
         self._optimizer: dict[str, Tensor] = {}  # the state tensors that the backend owns
         self._settings = Settings({}, store.copy)
         self.epoch = 0  # counts overwritings of the device's weights
@@ -65,6 +66,7 @@ class World:
             self._let_go()
             raise
         self.adapter.remember()
+        self.weight_names = self.adapter.weight_names()
         self._settings = self._present_settings()
         return [self._first_part(number, slot) for number, slot in enumerate(self._slots, start=1)]
 
@@ -338,7 +340,7 @@ class World:
             slot = facts.parts[part].slot
             layout = self.backend.layout(slot)
             found |= self.backend.views(slot) if place is Copy.DEVICE else views_over(self.buffers[part], layout)
-        return found
+        return {name: tensor for name, tensor in found.items() if name in self.weight_names}
 
 
 def _just(act: Callable[[], None]) -> Callable[[Action, Facts, Call], Done]:

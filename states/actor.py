@@ -227,7 +227,7 @@ _COME_HOME = (
     "restore_weights",
     "restore_optimizer",
 )
-_BRING = ("resume_actor_regions", "restore_rest", "restore_weights", "restore_optimizer")
+_BRING = ("resume_actor_regions", "reload_groups", "restore_rest", "restore_weights", "restore_optimizer")
 _LEAVE = ("resume_actor_regions", "restore_actor", "restore_optimizer")
 _GIVE_BACK = ("remove_hooks", "free_copies")
 _TO_SYNC = (*_QUIET, "rotation_hidden")

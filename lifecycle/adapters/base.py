@@ -66,6 +66,10 @@ class Adapter(Protocol):
         """
         ...
 
+    def weight_names(self) -> frozenset[str]:
+        """Those names of ``tensors`` that a checkpoint has: parameters and persistent buffers, tied names included."""
+        ...
+
     def has_optimizer(self) -> bool: ...
 
     def optimizer_tensors(self) -> tuple[OwnedTensor, ...]:

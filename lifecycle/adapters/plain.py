@@ -160,6 +160,10 @@ class PlainAdapter:
 
     # -- optimizer state ------------------------------------------------------------------------------------------
 
+    def weight_names(self) -> frozenset[str]:
+        """Parameters and persistent buffers; views of them that hang elsewhere are owned, but are not weights."""
+        return frozenset(item.name for item in self._find() if item.kind in (Kind.PARAMETER, Kind.BUFFER))
+
     def has_optimizer(self) -> bool:
         return bool(self._optimizers)
 

@@ -135,18 +135,25 @@ def refuse_outsiders(groups: Sequence[AliasGroup]) -> None:
 
     It would go on showing the old bytes. What only C++ holds can not be seen.
     """
+    shared = _outsiders(groups)
+    if shared:
+        gc.collect()  # one in a reference cycle that nobody has is no reason to refuse
+        shared = _outsiders(groups)
+    if shared:
+        raise ManifestError(
+            "storage is shared with tensors that were not named", shared, "Drop them, clone them, or name them too."
+        )
+
+
+def _outsiders(groups: Sequence[AliasGroup]) -> list[str]:
     known = {id(tensor) for group in groups for tensor in group.members}
     by_storage = {group.storage._cdata: group for group in groups if group.nbytes}
-    shared = [
+    return [
         f"{_names(by_storage[place])} with an unnamed {type(tensor).__name__} of shape {tuple(tensor.shape)}, "
         f"{tensor.dtype}"
         for tensor in _python_tensors()
         if id(tensor) not in known and (place := _storage_of(tensor)) in by_storage
     ]
-    if shared:
-        raise ManifestError(
-            "storage is shared with tensors that were not named", shared, "Drop them, clone them, or name them too."
-        )
 
 
 def _group(members: Mapping[str, Tensor]) -> AliasGroup:

@@ -92,10 +92,11 @@ class ArenaBackend:
             groups = aliases.alias_groups(tensors)
             _refuse_owned(groups)
             aliases.refuse_outsiders(groups)
+            layout = aliases.extended(before.layout, groups)  # of offsets as they are before the move
             segment = _filled_segment(groups)
         self._slots[slot] = evolve(
             before,
-            layout=aliases.extended(before.layout, groups),
+            layout=layout,
             segments=(*before.segments, segment),
             tensors={**before.tensors, **tensors},
             addresses={**before.addresses, **{name: tensor.data_ptr() for name, tensor in tensors.items()}},

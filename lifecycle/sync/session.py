@@ -32,6 +32,8 @@ class Source(Protocol):
     def buffers(self) -> Mapping[int, HostBuffer]: ...
     @property
     def backend(self) -> _Layouts: ...
+    @property
+    def weight_names(self) -> frozenset[str]: ...
     def read(self, facts: Facts, lease: Lease) -> dict[str, Tensor]: ...
 
 
@@ -107,7 +109,7 @@ class SyncSession:
         return SharedMemoryTransport(tuple(Segment(b.id, b.fd, b.nbytes) for b in buffers if b.fd is not None))
 
     def _check(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
-        expected = expected_fingerprints(facts, sync_lease(facts))
+        expected = expected_fingerprints(facts, sync_lease(facts), source.weight_names)
         if wrong := engine.check_weights(expected):
             raise VerificationFailed(f"weights in engine {engine.name}", {name: expected[name] for name in wrong}, {})
 
@@ -142,9 +144,10 @@ def sync_lease(facts: Facts) -> Lease:
     return next(lease for lease in facts.leases if lease.reader == "sync")
 
 
-def expected_fingerprints(facts: Facts, lease: Lease) -> dict[str, str]:
-    """Name to fingerprint, over all leased parts."""
-    return {name: value for part in lease.sources for name, value in facts.parts[part].tensors.items()}
+def expected_fingerprints(facts: Facts, lease: Lease, names: frozenset[str]) -> dict[str, str]:
+    """Name to fingerprint of these weights, over all leased parts."""
+    found = (pair for part in lease.sources for pair in facts.parts[part].tensors.items())
+    return {name: value for name, value in found if name in names}
 
 
 def manifest_of(facts: Facts, lease: Lease, source: Source) -> UpdateManifest:
@@ -154,9 +157,7 @@ def manifest_of(facts: Facts, lease: Lease, source: Source) -> UpdateManifest:
         part = facts.parts[part_id]
         segment = 0 if place is Copy.DEVICE else source.buffers[part_id].id
         for spec in source.backend.layout(part.slot):
-            tensors.append(
-                SentTensor(
-                    spec.name, spec.dtype, spec.shape, spec.stride, segment, spec.offset, part.tensors[spec.name]
-                )
-            )
+            if spec.name in source.weight_names:
+                place_of = (spec.dtype, spec.shape, spec.stride, segment, spec.offset)
+                tensors.append(SentTensor(spec.name, *place_of, part.tensors[spec.name]))
     return UpdateManifest(lease.version, tuple(tensors))

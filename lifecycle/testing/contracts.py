@@ -47,7 +47,7 @@ class MemoryBackendContract(ABC):
         """A new backend that owns nothing."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """A tied pair, a view, a transposed parameter, a scalar, an empty tensor and odd dtypes, in a fixed order."""
+        """A tied pair, views, a transposed parameter, one from inside a storage, a scalar, an empty one, odd dtypes."""
         base = torch.arange(24, dtype=torch.float32, device=self.device)
         shared = torch.nn.Parameter(base.view(4, 6))
         return {
@@ -55,6 +55,7 @@ class MemoryBackendContract(ABC):
             "head": shared,
             "row": shared.detach()[2],
             "transposed": torch.nn.Parameter(torch.arange(15.0, device=self.device).view(3, 5).t()),
+            "inside": torch.nn.Parameter(torch.arange(100.0, device=self.device)[50:60]),
             "scalar": torch.tensor(7, device=self.device),
             "empty": torch.empty(0, 3, device=self.device),
             "mask": torch.tensor([True, False, True], device=self.device),

@@ -645,7 +645,7 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
     @rule(fault=faults())
     def recover(self, fault: Fault | None) -> None:
         if not self.faulted:
-            self.ask(self.actor.recover, allowed=False)
+            self.event("recover", self.actor.recover)
             return
         before, error = self.seen(), self.attempt(self.actor.recover, fault)
         if error is None:
