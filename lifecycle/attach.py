@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from lifecycle.adapters.base import Adapter
@@ -55,11 +55,11 @@ def _need_torch(feature: str) -> None:
         raise MissingExtra(feature, "torch", "torch") from error
 
 
-def refuse_second_attach(adapter: Adapter, others: Iterable[Adapter]) -> None:
-    """Raise ManifestError if a tensor of this adapter belongs to another controller."""
+def refuse_second_attach(adapter: Adapter, others: Iterable[Collection[int]]) -> None:
+    """Raise ManifestError if a tensor of this adapter belongs to another controller; others' are given by ``id``."""
     mine = {id(owned.tensor): owned.name for owned in adapter.tensors()}
-    for other in others:
-        shared = [mine[id(owned.tensor)] for owned in other.tensors() if id(owned.tensor) in mine]
+    for theirs in others:
+        shared = [name for number, name in mine.items() if number in theirs]
         if shared:
             raise ManifestError(
                 "already attached to another ActorLifecycle", shared, "close() that one first, or use it."

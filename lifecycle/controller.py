@@ -39,11 +39,11 @@ from lifecycle.memory.base import MemoryBackend
 from lifecycle.plan import ActorState, Plan, Table, allowed_events, find_row, holds, make_plan, preview
 from lifecycle.rollout.base import PauseMode, RolloutEngine
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Facts, Scope, Version
+from lifecycle.versions import ACTOR, Facts, Load, Phase, Scope, Version
 from lifecycle.work import Call
 from lifecycle.world import World
 from states.actor import ACTOR as ACTOR_SPEC
-from states.resources import Copy, Region
+from states.resources import Copy, Fact, Region
 from states.spec import FlatRow
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _ATTACHED: WeakSet[ActorLifecycle] = WeakSet()
 _NOBODY = 0
+_PATIENCE = 0.1  # seconds of waiting for another thread's event between two looks for Ctrl-C
 
 
 @frozen
@@ -93,10 +94,14 @@ class ActorLifecycle:
         self._table = Table.of(ACTOR_SPEC, (ACTOR, *_checked_tags(tags)))
         backend, store = make_backend(memory), make_store(host)
         adapter = adapter or make_adapter(model, optimizer, extra, waive)
-        refuse_second_attach(adapter, [actor._world.adapter for actor in _ATTACHED if actor.state.name != "CLOSED"])
+        refuse_second_attach(adapter, [actor._world.attached for actor in _ATTACHED])
         self.journal = Journal(self.config.journal, self.config.journal_records)
         self._world: World = World(adapter, backend, store, self.config, self.journal)
-        parts = self._world.attach()
+        try:
+            parts = self._world.attach()
+        except BaseException:
+            self.journal.close()
+            raise
         facts = v.first_facts(parts, self._table.tags[1:], backend.resident(), adapter.has_groups(), store.copy)
         self._executor = Executor(self._world, self.journal, facts)
         self._machine = RunningMachine(self._table)
@@ -204,14 +209,12 @@ class ActorLifecycle:
     @contextmanager
     def training(self) -> Iterator[ActorLifecycle]:
         """One phase, any number of optimizer steps. An exception aborts it."""
-        self.begin_training()
-        yield from self._ended_by("end_training", "abort_training", lambda: self.facts.phase is not None)
+        yield from self._block("begin_training", "end_training", "abort_training", lambda facts: facts.phase)
 
     @contextmanager
     def loading(self, tag: str) -> Iterator[ActorLifecycle]:
         """Write weights inside; they become the tag's new version. An exception puts back what was shown."""
-        self._fire("load", tag=tag)
-        yield from self._ended_by("finish_load", "abort_load", lambda: self.facts.load is not None)
+        yield from self._block("load", "finish_load", "abort_load", lambda facts: facts.load, tag=tag)
 
     def discard_grads(self) -> None:
         """Give up gradients now; at the next begin_training() they come back as zeros."""
@@ -231,7 +234,7 @@ class ActorLifecycle:
 
     def close(self) -> None:
         """End the life cycle: weights back on the device, hooks off, host memory given back. Once; then nothing."""
-        with interrupts_held(), self._exclusive("close"):
+        with self._exclusive("close"):
             if self.facts.phase is not None and self.state.name == "RESIDENT":
                 self._step("abort_training")
             if self.facts.load is not None and self.state.name in ("RESIDENT", "SWITCHED"):
@@ -267,18 +270,21 @@ class ActorLifecycle:
 
         In any state but FAULTED and CLOSED. Raises NoReadableCopy.
         """
-        with self._exclusive("weights"):
-            self._known("weights", tag)
-            self.permit("weights")
-            where = v.sources(self.facts, tag)
-            self._executor.facts, lease = v.leased(self.facts, self.facts.tags[tag], where, "weights")
-            views = self._world.read(self.facts, lease)
+        lease = None
         try:
+            with self._exclusive("weights"):
+                self._known("weights", tag)
+                self.permit("weights")
+                where = v.sources(self.facts, tag)
+                facts, lease = v.leased(self.facts, self.facts.tags[tag], where, "weights")
+                views = self._world.read(facts, lease)
+                self._executor.facts = facts
             yield views
         finally:
-            with self._exclusive("weights", wait=True):
-                self._executor.facts = v.released(self.facts, lease.id)
-                self._forget_unreferenced()
+            if lease is not None:
+                with self._exclusive("weights", wait=True):
+                    self._executor.facts = v.released(self.facts, lease.id)
+                    self._forget_unreferenced()
 
     # sync
 
@@ -308,7 +314,7 @@ class ActorLifecycle:
             "host_copy": session.needs_host_copy,
             "rotate": rotate,
         }
-        with interrupts_held(), self._exclusive("sync"):
+        with self._exclusive("sync"):
             self._world.session = session
             try:
                 self._step("start_sync", **arguments)
@@ -348,6 +354,8 @@ class ActorLifecycle:
     def permit(self, operation: str) -> None:
         """Raise TransitionRefused unless the table allows this operation here."""
         use, state = self._uses[operation], self._table.states[self._machine.state]
+        if Fact.WORKING in use.forbids and self._left_over():
+            self._fire("abort_training")
         row = self._table.all_rows[0]  # conditions of a use do not depend on a row
         facts, call = self.facts, Call(operation, self.facts)
 
@@ -373,7 +381,7 @@ class ActorLifecycle:
     def step_begins(self) -> None:
         self.permit("step")
         phase = self.facts.phase
-        if phase is None or phase.implicit:  # an implicit one still open: its step raised, and _step aborts it
+        if phase is None or phase.implicit:  # one left over is aborted first
             self._fire("begin_training", implicit=True)
         with self._exclusive("step", wait=True):
             phase = self.facts.phase
@@ -407,32 +415,33 @@ class ActorLifecycle:
 
     @contextmanager
     def _exclusive(self, event: str, wait: bool = False) -> Iterator[None]:
-        """One event at a time, in the process that attached the actor."""
+        """One event at a time, in the process that attached the actor; SIGINT is held back, but not from waiting."""
         if os.getpid() != self._pid:
             self._refuse(event, f"this process was forked from {self._pid}, which owns the actor")
         if self._owner == threading.get_ident():
             self._refuse(event, f"asked from inside {self.moving or 'an event'}", "Ask again when that has ended.")
-        if not self._lock.acquire(blocking=wait or self.config.when_busy == "wait"):
-            self._refuse(event, f"another thread is in {self.moving or 'an event'}", "Or set when_busy='wait'.")
-        self._owner = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._owner = _NOBODY
-            self._lock.release()
+        with interrupts_held() as deliver:
+            while not self._lock.acquire(timeout=_PATIENCE if wait or self.config.when_busy == "wait" else 0):
+                if not wait and self.config.when_busy == "refuse":
+                    self._refuse(event, f"another thread is in {self.moving or 'an event'}", "Or set when_busy='wait'.")
+                deliver()
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = _NOBODY
+                self._lock.release()
 
     def _refuse(self, event: str, reason: str, advice: str = "") -> None:
         raise TransitionRefused(event, str(self.state), (), reason, advice)
 
     def _fire(self, event: str, **arguments: Any) -> None:
-        with interrupts_held(), self._exclusive(event):
+        with self._exclusive(event):
             self._step(event, **arguments)
 
     def _step(self, event: str, **arguments: Any) -> None:
         """One event, start to commit. The caller holds the lock."""
-        phase = self.facts.phase
-        left_over = phase is not None and phase.implicit and event not in ("end_training", "abort_training")
-        if left_over and self.state.name == "RESIDENT":
+        if event not in ("end_training", "abort_training") and self._left_over():
             self._step("abort_training")
         call = self._call(event, **arguments)
         world, margin = self._world, self.config.memory_margin_bytes
@@ -447,6 +456,11 @@ class ActorLifecycle:
         except EffectStopped as stop:
             self._stopped(row, call, stop.failure)
         self._commit(row, call, time.perf_counter() - began)
+
+    def _left_over(self) -> bool:
+        """Whether an implicit phase is open: its step raised, and whatever comes next aborts it."""
+        phase = self.facts.phase
+        return phase is not None and phase.implicit and self.state.name == "RESIDENT"
 
     def _told_where(self, refusal: TransitionRefused) -> TransitionRefused:
         if isinstance(refusal, Faulted):
@@ -504,13 +518,19 @@ class ActorLifecycle:
             self._world.adapter.guard_released(released)
             self._guarded = released
 
-    def _ended_by(self, end: str, abort: str, still_open: Callable[[], bool]) -> Iterator[ActorLifecycle]:
-        """The body of a with-block; the first exception is the one that is raised."""
+    def _block(
+        self, begin: str, end: str, abort: str, of: Callable[[Facts], Phase | Load | None], **arguments: Any
+    ) -> Iterator[ActorLifecycle]:
+        """A with-block from ``begin`` to ``end``. What it opened it ends, also where an interrupt came right after
+        ``begin``; the first exception is the one that is raised."""
+        before = of(self.facts)
         try:
+            self._fire(begin, **arguments)
             yield self
             self._fire(end)
         except BaseException as error:
-            if still_open():
+            now = of(self.facts)
+            if now is not None and (before is None or now.version != before.version):
                 try:
                     self._fire(abort)
                 except LifecycleError as second:
@@ -518,13 +538,19 @@ class ActorLifecycle:
             raise
 
     def _enter_scope(self, tag: str) -> Scope:
-        with interrupts_held(), self._exclusive("using"):
-            self._known("using", tag)
-            back = self._machine.state
-            self._go(tag)
-            scope = Scope(self.facts.next_id, tag, back)
-            self._executor.facts = evolve(self.facts, scopes=(*self.facts.scopes, scope), next_id=scope.id + 1)
+        scope = None
+        try:
+            with self._exclusive("using"):
+                self._known("using", tag)
+                back = self._machine.state
+                self._go(tag)
+                scope = Scope(self.facts.next_id, tag, back)
+                self._executor.facts = evolve(self.facts, scopes=(*self.facts.scopes, scope), next_id=scope.id + 1)
             return scope
+        except BaseException as error:
+            if scope is not None:  # an interrupt that was held back until now
+                self._leave_scope_after(scope, error)
+            raise
 
     def _go(self, tag: str) -> None:
         if self.state.name == "ASLEEP":
@@ -534,7 +560,7 @@ class ActorLifecycle:
 
     def _leave_scope(self, scope: Scope) -> None:
         """The innermost goes back to where it began; one left out of order (threads) hands its beginning on."""
-        with interrupts_held(), self._exclusive("using", wait=True):
+        with self._exclusive("using", wait=True):
             scopes = self.facts.scopes
             place = next(n for n, held in enumerate(scopes) if held.id == scope.id)
             innermost = place == len(scopes) - 1

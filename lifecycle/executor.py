@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -173,16 +173,30 @@ def _version_of(facts: Facts, action: Action) -> int | None:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back and deliver it at the end, to whoever handled it before. In other threads it never arrives."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def interrupts_held() -> Iterator[Callable[[], None]]:
+    """Hold SIGINT back and deliver it at the end, to whoever handled it before, or when the callable is called.
+
+    In other threads it never arrives, and a handler that was not installed from Python is left alone.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
         return
     arrived: list[tuple[int, FrameType | None]] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+
+    def deliver() -> None:
+        if arrived:
+            told = arrived[-1]
+            arrived.clear()
+            if callable(handler):
+                handler(*told)
+            else:  # ignored, or the end of the process
+                signal.signal(signal.SIGINT, handler)
+                signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
     try:
-        yield
+        yield deliver
     finally:
         signal.signal(signal.SIGINT, handler)
-        if arrived and callable(handler):  # else it is ignored, or handled outside of Python
-            handler(*arrived[-1])
+        deliver()

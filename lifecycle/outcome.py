@@ -59,7 +59,7 @@ def looked_again(facts: Facts, mapped: frozenset[Region], groups_up: bool, synci
     """What an effect that failed may have done all the same: regions and groups are as the world says they are."""
     device = {slot: part for slot, part in facts.device.items() if SLOT_REGION[slot] in mapped}
     facts = evolve(facts, resident=mapped, device=device)
-    if syncing and not facts.groups_up:
+    if (syncing or facts.sync_groups) and not facts.groups_up:
         return evolve(facts, sync_groups=groups_up)
     return evolve(facts, groups_up=groups_up, sync_groups=False)
 

@@ -136,6 +136,7 @@ CONDITIONS: dict[Fact, _Condition] = {
     Fact.SCOPE_OPEN: lambda facts, *_: bool(facts.scopes),
     Fact.BACKWARD_LEFT: lambda facts, call, row, probe, _: facts.backward_seen and probe.grad_bytes() > 0,
     Fact.DEVICE_LEASED: lambda facts, *_: any(lease.on_device for lease in facts.leases),
+    Fact.LEASED: lambda facts, *_: bool(facts.leases),
     Fact.MEMORY_SHORT: _memory_short,
     Fact.GRAPHS_PIN_ADDRESSES: lambda facts, call, row, probe, _: (
         not probe.keeps_addresses() and probe.graphs_captured()

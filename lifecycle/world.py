@@ -5,12 +5,13 @@ It knows no states and decides nothing; ``lifecycle.work`` says what to do and `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lifecycle.adapters.base import Adapter
 from lifecycle.config import LifecycleConfig
-from lifecycle.errors import NoReadableCopy, UntrackedChange, VerificationFailed
+from lifecycle.errors import ManifestError, NoReadableCopy, UntrackedChange, VerificationFailed
 from lifecycle.fingerprint import part_fingerprint
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.pool import BufferPool
@@ -42,10 +43,13 @@ class World:
         self.buffers: dict[int, HostBuffer] = {}
         self.session: SyncSession | None = None
         self._event = "attach"
+        self.attached: frozenset[int] = frozenset()  # the tensors that were taken over, by id; the backend keeps them
         self._slots: tuple[Slot, ...] = ()
-        self._samples = 0
+        self._samples: Counter[tuple[Slot, str]] = Counter()  # per event, or some eighths would have no turn at it
         self.weight_names: frozenset[str] = frozenset()
         self._optimizer: dict[str, Tensor] = {}  # the state tensors that the backend owns
+        # per content of the optimizer's slot: what belongs to it besides bytes, and its tensors in the layout's order
+        self._skeletons: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._settings = Settings({}, store.copy)
         self.epoch = 0  # counts overwritings of the device's weights
         self._perform: dict[str, Callable[[Action, Facts, Call], Done]] = self._table()
@@ -65,6 +69,7 @@ class World:
         except BaseException:
             self._let_go()
             raise
+        self.attached = frozenset(id(tensor) for tensors in by_slot.values() for tensor in tensors.values())
         self.adapter.remember()
         self.weight_names = self.adapter.weight_names()
         self._settings = self._present_settings()
@@ -75,8 +80,10 @@ class World:
 
     def _first_part(self, number: int, slot: Slot) -> Part:
         nbytes = self.nbytes(slot)
-        if slot is Slot.OPTIMIZER and nbytes:
-            return Part(number, slot, nbytes)  # measured when it is first copied out
+        if slot is Slot.OPTIMIZER:
+            self._keep_skeleton(number)
+            if nbytes:
+                return Part(number, slot, nbytes)  # measured when it is first copied out
         tensors = self.backend.fingerprints(slot)
         return Part(number, slot, nbytes, self._whole(slot, tensors), tensors)
 
@@ -113,7 +120,10 @@ class World:
         """Whether optimizer state exists that the backend does not own, or is gone that it does."""
         if Region.OPTIMIZER not in self.backend.resident():
             return False
-        now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
+        try:
+            now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
+        except ManifestError:
+            return True  # something is wrong with it: the structure's check says what, or else the adoption
         return now.keys() != self._optimizer.keys() or any(
             now[name] is not own for name, own in self._optimizer.items()
         )
@@ -145,7 +155,7 @@ class World:
     def _table(self) -> dict[str, Callable[[Action, Facts, Call], Done]]:
         return {
             "settle": _just(self.adapter.settle),
-            "check": _just(self.adapter.check),
+            "check": self._check,
             "verify": self._verify,
             "check_copies": self._check_copies,
             "copy_out": self._copy_out,
@@ -172,6 +182,11 @@ class World:
             "free_copies": self._free_copies,
         }
 
+    def _check(self, action: Action, facts: Facts, call: Call) -> Done:
+        self.adapter.check()
+        self.backend.check()
+        return None, 0
+
     def _whole(self, slot: Slot, tensors: Mapping[str, str]) -> str:
         return part_fingerprint((t.name, t.dtype, t.shape, tensors[t.name]) for t in self.backend.layout(slot))
 
@@ -187,8 +202,8 @@ class World:
     def _names_to_verify(self, part: Part) -> Collection[str] | None:
         if self.config.verify == "always":
             return None
-        self._samples += 1
-        return list(part.tensors)[self._samples % _SAMPLE :: _SAMPLE]
+        self._samples[part.slot, self._event] += 1
+        return list(part.tensors)[self._samples[part.slot, self._event] % _SAMPLE :: _SAMPLE]
 
     def _differences(self, slot: Slot, part: Part) -> tuple[dict[str, str], dict[str, str]]:
         """(expected, got) of the tensors looked at."""
@@ -224,7 +239,8 @@ class World:
             raise NoReadableCopy(tag, version.id, {facts.parts[p].slot.value: () for p in version.parts.values()})
         if Region.WEIGHTS not in facts.resident:
             for slot, part in facts.backups.items():
-                if part not in facts.copies:
+                stays = SLOT_REGION[slot] in call.keep and facts.device.get(slot) == part
+                if part not in facts.copies and not stays:
                     raise NoReadableCopy(slot.value, 0, {slot.value: ()})
         return None, 0
 
@@ -249,6 +265,8 @@ class World:
         assert action.slot is not None
         found = self.measure([action.slot])
         part = take_measure(facts, found)[1][action.slot]
+        if action.slot is Slot.OPTIMIZER:
+            self._keep_skeleton(part)
         if part in facts.copies:
             return found, 0
         return found, self._keep_copy(action.slot, part)
@@ -265,6 +283,22 @@ class World:
         self._settings = self._present_settings()
         return None, 0
 
+    def _keep_skeleton(self, part: int) -> None:
+        layout = self.backend.layout(Slot.OPTIMIZER)
+        tensors = {spec.name: self._optimizer[spec.name] for spec in layout}
+        self._skeletons[part] = self.adapter.optimizer_skeleton(), tensors
+
+    def _rebuild_optimizer(self, part: int) -> None:
+        """An aborted phase may have made, replaced or dropped state: have what this content had, where it was."""
+        skeleton, tensors = self._skeletons[part]
+        self.adapter.rebuild_optimizer(skeleton)
+        if self._optimizer.keys() != tensors.keys() or any(self._optimizer[n] is not t for n, t in tensors.items()):
+            self.backend.forget(Slot.OPTIMIZER)
+            self._optimizer = {}
+            self.backend.adopt(Slot.OPTIMIZER, Region.OPTIMIZER, tensors)
+            self._optimizer = tensors
+            self._settings = self._present_settings()
+
     def _pause(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.region is not None
         if action.region is Region.WEIGHTS:
@@ -279,8 +313,8 @@ class World:
         assert action.slot is not None
         assert action.part is not None
         part = facts.parts[action.part]
-        if action.slot is Slot.OPTIMIZER:  # an aborted phase may have made state that this content has not
-            self.adapter.truncate_optimizer(list(self._optimizer))
+        if action.slot is Slot.OPTIMIZER:
+            self._rebuild_optimizer(part.id)
         if SLOT_REGION[action.slot] is Region.WEIGHTS:
             self.epoch += 1
         moved = self.backend.copy_in(action.slot, self.buffers[part.id], part.nbytes) if part.nbytes else 0
@@ -295,18 +329,30 @@ class World:
         return self.measure(slot for slot in self._slots if SLOT_REGION[slot] in mapped), 0
 
     def _bring_back(self, action: Action, facts: Facts, call: Call) -> Done:
-        """The actor's parts that the device lacks and that a copy is left of; what fails is told in the journal."""
+        """Memory, contents and groups that the actor lacks, where that is possible; else the journal tells why not."""
         moved = 0
-        for slot, part in facts.version_of(ACTOR).parts.items():
-            if facts.device.get(slot) == part or part not in self.buffers:
+        for slot, part in {**facts.version_of(ACTOR).parts, **facts.backups}.items():
+            if facts.device.get(slot) == part:
                 continue
             try:
-                if SLOT_REGION[slot] not in self.backend.resident():
-                    self.backend.resume(SLOT_REGION[slot])
-                moved += self.backend.copy_in(slot, self.buffers[part], facts.parts[part].nbytes)
+                moved += self._bring_slot(slot, facts.parts[part])
             except Exception as error:
                 self.journal.add("note", call.event, slot=slot, part=part, note=f"not brought back: {error}")
+        try:
+            if self.has_groups() and not self.groups_up():
+                self.adapter.reload_groups()
+        except Exception as error:
+            self.journal.add("note", call.event, note=f"groups not brought back: {error}")
         return None, moved
+
+    def _bring_slot(self, slot: Slot, part: Part) -> int:
+        if SLOT_REGION[slot] not in self.backend.resident():
+            self.backend.resume(SLOT_REGION[slot])
+        if part.id not in self.buffers:
+            return 0
+        if slot is Slot.OPTIMIZER:
+            self._rebuild_optimizer(part.id)
+        return self.backend.copy_in(slot, self.buffers[part.id], part.nbytes)
 
     def _free_copies(self, action: Action, facts: Facts, call: Call) -> Done:
         for part in list(self.buffers):
@@ -319,6 +365,7 @@ class World:
         """The tensors keep their memory and their values; another actor may take them over."""
         for slot in self._slots:
             self.backend.forget(slot)
+        self._optimizer, self._skeletons, self.attached = {}, {}, frozenset()
 
     # around events
 
@@ -326,6 +373,8 @@ class World:
         """Give back the buffers of copies that the facts no longer know."""
         for part in [part for part in self.buffers if part not in facts.copies]:
             self.pool.release(self.buffers.pop(part))
+        for part in self._skeletons.keys() - facts.parts.keys():
+            del self._skeletons[part]
 
     def _allocated(self, buffer: HostBuffer) -> None:
         note = f"host buffer {buffer.id} in {self.store.name}"

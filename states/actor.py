@@ -120,6 +120,7 @@ GUARDS = (
         "Leave the weights() block first.",
         forbids=[Fact.DEVICE_LEASED],
     ),
+    Guard("no_reader", "a weights() block is open", "Leave the weights() block first.", forbids=[Fact.LEASED]),
     Guard("memory_free", "too little memory is free", "Release memory elsewhere first.", forbids=[Fact.MEMORY_SHORT]),
     Guard(
         "addresses_free",
@@ -295,9 +296,9 @@ ROWS = (
     Row("recover", "FAULTED", "RESIDENT", (*_READ_BACK, *_COME_HOME), unless=[Fact.WEIGHTS_LOST]),
     Row("recover", "FAULTED", "ASLEEP", (*_READ_BACK, "check_copies", *_RELEASE), when=[Fact.WEIGHTS_LOST]),
     # close() aborts an open phase or load first, by their own rows
-    Row("close", "RESIDENT", "CLOSED", _GIVE_BACK, (*_QUIET, "no_device_reader")),
-    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *_GIVE_BACK), (*_QUIET, "no_device_reader", "memory_free")),
-    Row("close", "ASLEEP", "CLOSED", (*_BRING, *_GIVE_BACK), ("memory_free",)),
+    Row("close", "RESIDENT", "CLOSED", _GIVE_BACK, (*_QUIET, "no_reader")),
+    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *_GIVE_BACK), (*_QUIET, "no_reader", "memory_free")),
+    Row("close", "ASLEEP", "CLOSED", (*_BRING, *_GIVE_BACK), ("no_reader", "memory_free")),
     Row("close", "SYNCING", "CLOSED", ("abandon_sync", "lower_sync_groups", "bring_back", *_GIVE_BACK)),
     Row("close", "FAULTED", "CLOSED", (*_READ_BACK, "bring_back", *_GIVE_BACK)),
     Row("close", "CLOSED", SAME),

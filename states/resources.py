@@ -105,6 +105,7 @@ class Fact(StrEnum):
     SCOPE_OPEN = "a scope is open"
     BACKWARD_LEFT = "gradients of a backward outside a phase are left"
     DEVICE_LEASED = "device weights are being read"
+    LEASED = "weights are being read, wherever they are"
     MEMORY_SHORT = "free memory is too little"
     GRAPHS_PIN_ADDRESSES = "captured graphs would read moved memory"
     TAG_IS_ACTOR = "the tag is 'actor'"

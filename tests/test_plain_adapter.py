@@ -516,16 +516,16 @@ def test_listed_state_is_not_kept_alive():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_truncated_optimizer_is_a_new_one(name):
+def test_rebuilt_optimizer_is_a_new_one(name):
     """After the first state is taken away again, the next step does what a new optimizer's first step does."""
     model, twin = llama(), llama()
     twin.load_state_dict(model.state_dict())
     optimizer, new = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](twin.parameters())
     adapter = PlainAdapter(model, optimizer)
-    before = [item.name for item in adapter.optimizer_tensors()]
+    before, skeleton = [item.name for item in adapter.optimizer_tensors()], adapter.optimizer_skeleton()
     step(model, optimizer)
 
-    adapter.truncate_optimizer(before)
+    adapter.rebuild_optimizer(skeleton)
     model.load_state_dict(twin.state_dict())
     listed = [item.name for item in adapter.optimizer_tensors()]
     step(model, optimizer, (4, 5))
@@ -535,21 +535,32 @@ def test_truncated_optimizer_is_a_new_one(name):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_truncation_keeps_what_is_named():
-    """Named state, references to parameters beside it, and entries without tensors stay; only unnamed keys go."""
+def test_rebuilding_puts_everything_back():
+    """Tensors are the same objects, plain values are what they were, entries the same dictionaries; the rest is gone."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    optimizer = Keeping(model.parameters())
+    optimizer = Keeping([model[0].weight])
     optimizer.step()
-    first, second = (optimizer.state[layer.weight] for layer in model)
-    first["more"] = torch.zeros(1)
-    second["copies"] = second["itself"] = second["master"] = None
+    entry, norms = optimizer.state[model[0].weight], optimizer.state["norms"]
+    was, held = dict(entry), [*norms, entry["copies"][0]]
     adapter = PlainAdapter(model, optimizer)
+    skeleton = adapter.optimizer_skeleton()
 
-    adapter.truncate_optimizer(["0.weight.copies.0", "norms.1"])
+    for _ in range(2):  # a skeleton can be used again
+        optimizer.step()
+        entry.update(count=7, more=torch.zeros(1))
+        entry["copies"].append(torch.zeros(1))
+        del entry["itself"]
+        optimizer.state[model[1].weight] = {"count": 1}
+        adapter.rebuild_optimizer(skeleton)
 
-    assert list(optimizer.state[model[0].weight]) == ["itself", "master", "copies", "count"]
-    assert optimizer.state[model[1].weight] is second
-    assert [item.name for item in adapter.optimizer_tensors()] == ["0.weight.copies.0", "norms.0", "norms.1"]
+        assert list(optimizer.state) == [model[0].weight, "norms"]
+        assert optimizer.state[model[0].weight] is entry
+        assert {key: entry[key] for key in ("itself", "master", "count")} == {
+            key: was[key] for key in ("itself", "master", "count")
+        }
+        assert list(entry) == list(was)
+        now = [*optimizer.state["norms"], *entry["copies"]]
+        assert all(a is b for a, b in zip(now, held, strict=True))
 
 
 # -- structural changes -----------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ The adapter finds and names things; it moves no bytes (memory backends do) and k
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
@@ -84,8 +83,12 @@ class Adapter(Protocol):
         """Raise ManifestError naming what was added, removed, replaced, re-tied, cast or reshaped since."""
         ...
 
-    def truncate_optimizer(self, names: Collection[str]) -> None:
-        """Remove optimizer state whose name is not given (an aborted phase that made the first state)."""
+    def optimizer_skeleton(self) -> Any:
+        """All of the optimizer state but the bytes of its tensors: entries, plain values, and which tensor is where."""
+        ...
+
+    def rebuild_optimizer(self, skeleton: Any) -> None:
+        """Put entries, plain values and tensors (these very objects) back to where ``skeleton`` found them."""
         ...
 
     def grad_bytes(self) -> int: ...

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lifecycle.adapters.base import Gate
 
 
+Skeleton = tuple[dict[Any, Any], dict[Any, Any]]  # an optimizer's state, and what was in it
+
 # What shares a storage goes to one slot, the last of these: what may change must not be in a slot that may not.
 _PRECEDENCE = (Slot.REST, Slot.FROZEN, Slot.STATE, Slot.TRAINED)
 
@@ -182,15 +184,21 @@ class PlainAdapter:
         now = self._optimizer_now()
         return any((was := listed()) is None or now.get(name) is not was for name, listed in self._listed.items())
 
-    def truncate_optimizer(self, names: Collection[str]) -> None:
-        """Remove the state that has tensors, none of them named: whole entries, else single keys of an entry."""
-        kept = frozenset(names)
-        made = self._optimizer_now().keys() - kept
-        for path, state, key in list(self._entries(self._find())):
-            entry = state[key]
-            if not _drop(state, key, path, kept, made) and isinstance(entry, dict):
-                for part in list(entry):
-                    _drop(entry, part, f"{path}.{part}", kept, made)
+    def optimizer_skeleton(self) -> list[Skeleton]:
+        """The state of each optimizer, dictionaries and lists copied, everything in them as it is."""
+        return [(optimizer.state, _copied(dict(optimizer.state))) for optimizer in self._optimizers.values()]
+
+    def rebuild_optimizer(self, skeleton: Sequence[Skeleton]) -> None:
+        """Entries that still exist stay the same dictionaries."""
+        for state, was in skeleton:
+            now = dict(state)
+            state.clear()
+            for key, entry in was.items():
+                state[key] = _copied(entry)
+                if isinstance(kept := now.get(key), dict) and isinstance(entry, dict):
+                    kept.clear()
+                    kept.update(state[key])
+                    state[key] = kept
 
     def _optimizer_now(self) -> dict[str, Tensor]:
         found = self._find()
@@ -351,9 +359,8 @@ def _owned(found: Iterable[Found], slots: Mapping[int, Slot]) -> Iterator[OwnedT
         listed.add(id(tensor))
 
 
-def _drop(holder: dict[Any, Any], key: Any, path: str, kept: Collection[str], made: Collection[str]) -> bool:
-    inside = {item.name for item in tensors_in([(path, holder[key])])}
-    fresh = inside.isdisjoint(kept) and not inside.isdisjoint(made)
-    if fresh:
-        del holder[key]
-    return fresh
+def _copied(value: Any) -> Any:
+    """Dictionaries, lists and tuples anew, all the way down; what is in them as it is."""
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value

@@ -106,11 +106,11 @@ def copied_out_once(records: Sequence[Record]) -> Check:
     return Check("copies to the host of each trained version", passed, _listed(counts), "1 each")
 
 
-def restored_once(records: Sequence[Record], tag: str, first_step: int) -> Check:
-    """A tag's weights come back once in each step; before ``first_step`` the device has them already."""
+def restored_once(records: Sequence[Record], tag: str, in_first: int) -> Check:
+    """A tag's weights come back once in each step; in the first ``in_first`` times."""
     counts = [_restores(step, tag) for step in steps(events(records))]
-    expected = [int(number >= first_step) for number in range(len(counts))]
-    required = "1 in each step" if first_step == 0 else f"0 before step {first_step}, then 1 in each"
+    expected = [in_first, *[1] * (len(counts) - 1)]
+    required = "1 in each step" if in_first else "0 in step 1, then 1 in each"
     return Check(f"restores of '{tag}' per step", bool(counts) and counts == expected, _listed(counts), required)
 
 
@@ -157,8 +157,8 @@ def journal_checks(records: Sequence[Record]) -> tuple[Check, ...]:
     return (
         no_allocation(records),
         copied_out_once(records),
-        restored_once(records, "ref", 0),
-        restored_once(records, "actor", 1),
+        restored_once(records, "ref", in_first=1),
+        restored_once(records, "actor", in_first=0),
         free_switch(records),
         sleep_after_sync(records),
         free_evaluation(records),

@@ -53,29 +53,21 @@ class Rollout:
         return [verdict.reward for verdict in self.verdicts]
 
 
-@frozen
-class Memory:
-    """The trainer's anonymous bytes after the last backward and after the sleep, and what the actor owned at first."""
-
-    owned: int
-    after_backward: int
-    after_sleep: int
-
-
 def run(job: Job) -> tuple[checks.Check, ...]:
     """All steps, and what they prove. Begins and ends asleep."""
     with job.progress.phase("first sync"):
         job.actor.sync([job.engine])
-        seen = [probe_logits(job)]
+        logits = probe_logits(job)
         job.actor.sleep()
     equal: list[bool] = []
-    for number in range(job.options.steps):
-        step(job, number, seen, equal)
-    return finish(job, seen, equal)
+    for number in range(1, job.options.steps + 1):
+        same, logits = step(job, number, logits)
+        equal.append(same)
+    return finish(job, logits, equal)
 
 
-def step(job: Job, number: int, seen: list[Tensor], equal: list[bool]) -> None:
-    """``seen`` holds the last logits before a sleep; ``equal`` collects whether those after the wake were the same."""
+def step(job: Job, number: int, logits: Tensor) -> tuple[bool, Tensor]:
+    """Whether the logits before the last sleep were the same after it, and those before the next one."""
     seconds: dict[str, float] = {}
     actor, phase, before = job.actor, job.progress.phase, traffic(job.actor)
     with phase("generate", seconds):
@@ -87,13 +79,13 @@ def step(job: Job, number: int, seen: list[Tensor], equal: list[bool]) -> None:
             reference = policy.log_probs(job.model, rollout.batch, job.language.temperature)
     with phase("switch", seconds):
         actor.switch("actor")
-        equal.append(torch.equal(seen.pop(), probe_logits(job)))
+        same = torch.equal(logits, probe_logits(job))
     with phase("train", seconds), actor.training():
         first, owned, after_backward = train(job, rollout, reference)
     with phase("sync", seconds):
         job.engine.resume(("weights",))
         actor.sync([job.engine])
-    seen.append(probe_logits(job))
+    logits = probe_logits(job)
     with phase("sleep", seconds):
         actor.sleep()
         memory = {"owned": owned, "after_backward": after_backward, "after_sleep": anonymous_bytes()}
@@ -112,6 +104,7 @@ def step(job: Job, number: int, seen: list[Tensor], equal: list[bool]) -> None:
             example=rollout.example,
         )
     )
+    return same, logits
 
 
 def generate(job: Job, number: int) -> Rollout:
@@ -159,21 +152,21 @@ def train(job: Job, rollout: Rollout, reference: Tensor) -> tuple[policy.Loss, i
     return told[0], owned, anonymous
 
 
-def finish(job: Job, seen: list[Tensor], equal: list[bool]) -> tuple[checks.Check, ...]:
+def finish(job: Job, logits: Tensor, equal: Sequence[bool]) -> tuple[checks.Check, ...]:
     """Wake, look, sleep: the last step's weights answer the same here and in the engine."""
     with job.progress.phase("check"):
         answer = job.engine.generate(
             [job.probe], max_new_tokens=job.options.tokens, eos_token_id=job.language.eos, pad_token_id=job.language.pad
         )[0]
         job.actor.wake_up()
-        equal.append(torch.equal(seen.pop(), probe_logits(job)))
+        same = torch.equal(logits, probe_logits(job))
         own = greedy(job)
         job.actor.sleep()
     version = job.actor.version("actor").id
     last = job.progress.steps[-1].memory
     return (
         checks.same_answer(answer["weight_version"], version, answer["tokens"], own),
-        checks.same_logits(equal),
+        checks.same_logits([*equal, same]),
         checks.memory_returned(last["owned"], last["after_backward"], last["after_sleep"]),
         *checks.journal_checks(tuple(job.actor.journal)),
     )

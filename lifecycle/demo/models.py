@@ -119,7 +119,7 @@ def _load_tiny(seed: int) -> LanguageModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)
-    return LanguageModel("tiny random Llama", model.eval(), tokenizer, Letters(), lr=2e-3, temperature=1.0)
+    return LanguageModel("tiny random Llama", model.eval(), tokenizer, Letters(), lr=5e-3, temperature=1.0)
 
 
 def _byte_tokenizer() -> Any:

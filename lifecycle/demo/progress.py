@@ -16,7 +16,10 @@ from lifecycle.demo.options import DemoOptions
 
 @frozen
 class StepFigures:
-    """One step's results. Rewards and correct answers are means over its samples; ``kl`` is per token, in nats."""
+    """One step's results; the first is number 1.
+
+    Rewards and correct answers are means over its samples; ``kl`` is per token, in nats.
+    """
 
     number: int
     version: int

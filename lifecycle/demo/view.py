@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lifecycle.demo.observe import Sample
 
 _BAR = 24
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _STATE_STYLES = {
     "RESIDENT": "bold green",
     "SWITCHED": "bold blue",
@@ -146,7 +147,7 @@ def _rewards(steps: Sequence[StepFigures], total: int) -> RenderableType:
         bar = "█" * round(figures.reward * _BAR)
         took = f"{sum(figures.seconds.values()):.1f}"
         table.add_row(
-            f"{figures.number + 1} of {total}",
+            f"{figures.number} of {total}",
             f"{figures.reward:.3f}",
             f"[cyan]{bar}[/cyan]{'·' * (_BAR - len(bar))}",
             f"{figures.correct:.0%}",
@@ -157,17 +158,17 @@ def _rewards(steps: Sequence[StepFigures], total: int) -> RenderableType:
 
 
 def _now(progress: Progress) -> RenderableType:
-    from rich.spinner import Spinner
     from rich.text import Text
 
     moving = progress.actor.moving if progress.actor is not None else None
     doing = f" · {moving[0]}: {moving[1]}" if moving else ""
-    text = Text(f"{progress.now} {time.monotonic() - progress.since:.0f} s{doing}")
-    return Spinner("dots", text)
+    seconds = time.monotonic() - progress.since
+    return Text(f"{_SPINNER[int(seconds * 4) % len(_SPINNER)]} {progress.now} {seconds:.0f} s{doing}")
 
 
 def check_table(checks: Sequence[Check]) -> Table:
     table = _table("", "checked", "measured", "required")
+    table.columns[1].ratio = 1
     for check in checks:
         mark = "[green]✓[/green]" if check.passed else "[bold red]✗[/bold red]"
         table.add_row(mark, check.name, check.measured, check.required)
@@ -176,15 +177,15 @@ def check_table(checks: Sequence[Check]) -> Table:
 
 def show(result: Result, console: Console) -> None:
     """What is left to read when all is done."""
-    for figures in result.steps:
-        console.print(f"step {figures.number + 1}: {step_line(figures)}", highlight=False)
-    console.print(
-        f"answers, first and last step: {result.steps[0].example!r}, {result.steps[-1].example!r}", markup=False
-    )
+    console.print(f"rewarded: {result.task}", highlight=False)
+    for figures in (result.steps[0], result.steps[-1]):
+        console.print(f"an answer in step {figures.number}: {figures.example!r}", markup=False, highlight=False)
     console.print(check_table(result.checks))
     console.print("files: " + ", ".join(result.files.values()), highlight=False, soft_wrap=True)
-    failed = [check.name for check in result.checks if not check.passed]
-    verdict = (
-        f"{len(failed)} of {len(result.checks)} checks failed" if failed else f"all {len(result.checks)} checks passed"
-    )
-    console.print(f"{verdict} in {result.seconds:.0f} s", style="bold red" if failed else "bold green")
+    console.print(_verdict(result), style="bold green" if result.passed else "bold red", highlight=False)
+
+
+def _verdict(result: Result) -> str:
+    failed, total = sum(not check.passed for check in result.checks), len(result.checks)
+    told = f"{failed} of {total} checks failed" if failed else f"all {total} checks passed"
+    return f"{told}, in {result.seconds:.0f} s"

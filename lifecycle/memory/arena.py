@@ -110,6 +110,10 @@ class ArenaBackend:
     def layout(self, slot: Slot) -> PartLayout:
         return self._adopted(slot).layout
 
+    def check(self) -> None:
+        for slot in self._slots:
+            self._refuse_moved(slot)
+
     def pause(self, region: Region) -> int:
         """Drop the region's pages. Raises ManifestError, before any is dropped, when tensors were moved off them."""
         assert region not in self._paused, f"pause of paused region {region}"

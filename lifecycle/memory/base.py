@@ -38,6 +38,10 @@ class MemoryBackend(Protocol):
 
     def layout(self, slot: Slot) -> PartLayout: ...
 
+    def check(self) -> None:
+        """Raise ManifestError when a tensor no longer lies where it was put, and its values are not the slot's bytes."""
+        ...
+
     def pause(self, region: Region) -> int:
         """Give the region's memory back; its contents are lost. Returns the bytes released."""
         ...

@@ -136,7 +136,7 @@ class SyncSession:
     def _tell(self, engine: RolloutEngine, say: Callable[[], None]) -> None:
         try:
             say()
-        except EngineError as error:
+        except Exception as error:
             self.outcomes[engine.name] += f"; then: {error}"
 
 

@@ -58,6 +58,7 @@ class Driver:
         self.actor = ActorLifecycle(
             subject.model, subject.optimizer, TAGS, memory=self.arena, host=self.store, config=config, **options
         )
+        self.age = 0
         self.faulted = self.loose = False
         self.readers: list[Reader] = []
         self.scopes: list[Scope] = []
@@ -331,7 +332,7 @@ class Driver:
         for tag in () if self.faulted else ALL:
             if tag != ACTOR or self.expected.phase is None:
                 with self.actor.weights(tag) as views:
-                    assert not different_names(views, self.expected.weights[tag]), tag
+                    assert not (wrong := different_names(views, self.expected.weights[tag])), (tag, wrong)
         for reader in self.readers:
             assert not different_names(reader.views, reader.content)
 
@@ -342,14 +343,14 @@ class Driver:
         if self.faulted:
             return
         live = subject.contents()
-        assert not different_names(live.grads, expected.grads)
+        assert not (wrong := different_names(live.grads, expected.grads)), wrong
         for got, wanted, there in (
             (live.weights, expected.device, expected.shown is not None),
             (live.rest, expected.rest, expected.rest_there),
             (live.optimizer, expected.optimizer, expected.optimizer_there),
         ):
             if there:
-                assert not different_names(got, wanted)
+                assert not (wrong := different_names(got, wanted)), wrong
             elif expected.shown is None:
                 assert all(set(bits(tensor)) <= {POISON} for tensor in got.values())
 
