@@ -15,6 +15,9 @@ PYTHON ?= python3.11
 TORCH := torch==2.13.0
 endif
 
+# Threads that spin while they wait for each other crawl as soon as another process wants a core.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(VENV)/constraints.txt
 
 .PHONY: demo test test-all check clean

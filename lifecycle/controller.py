@@ -506,14 +506,15 @@ class ActorLifecycle:
         self._fault_effect = effect
         (row,) = self._table.candidates("fault", source, None)
         self._machine.fire(row, lambda: None)
+        self._guard_forward()
 
     def _forget_unreferenced(self) -> None:
         self._executor.facts = v.prune(self._executor.facts)
         self._world.free_unreferenced(self._executor.facts)
 
     def _guard_forward(self) -> None:
-        """Hooks on forward stand exactly while the committed state has the weights released."""
-        released = Region.WEIGHTS not in self.facts.resident
+        """Hooks on forward stand exactly while none is allowed: weights are released, or whose they are is unknown."""
+        released = Region.WEIGHTS not in self.facts.resident or self.state.name == "FAULTED"
         if released != self._guarded:
             self._world.adapter.guard_released(released)
             self._guarded = released

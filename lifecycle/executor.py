@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+from lifecycle.errors import VerificationFailed
 from lifecycle.journal import Journal
-from lifecycle.outcome import Settings, after, during, looked_again
+from lifecycle.outcome import Settings, after, during, looked_again, refuted
 from lifecycle.plan import PlannedEffect
 from lifecycle.versions import Facts
 from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
@@ -121,7 +122,11 @@ class Executor:
         for action in todo:
             self.facts = during(self.facts, action)
             began = time.perf_counter()
-            result, moved = self.world.perform(action, self.facts, call)
+            try:
+                result, moved = self.world.perform(action, self.facts, call)
+            except VerificationFailed:
+                self.facts = refuted(self.facts, action)
+                raise
             seconds = time.perf_counter() - began
             self.facts = after(self.facts, action, result, call, self.world.settings())
             self._note(effect, action, call, moved, seconds)

@@ -64,6 +64,13 @@ def looked_again(facts: Facts, mapped: frozenset[Region], groups_up: bool, synci
     return evolve(facts, groups_up=groups_up, sync_groups=False)
 
 
+def refuted(facts: Facts, action: Action) -> Facts:
+    """Bytes were not what they should be: if they came from a copy, it is not to be relied on."""
+    if action.do != "copy_in" or action.part is None:
+        return facts
+    return evolve(facts, doubted=facts.doubted | {action.part})
+
+
 def after(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
     change = _AFTER.get(action.do)
     return facts if change is None else change(facts, action, result, call, settings)
@@ -229,6 +236,14 @@ def _engine_took(facts: Facts, action: Action, result: Any, call: Call, settings
     return v.with_engines(facts, [action.engine], facts.tags[call.tag or ACTOR])
 
 
+def _engine_aborted(facts: Facts, action: Action, result: bool | None, call: Call, settings: Settings) -> Facts:
+    """One that had seen no byte holds what it held."""
+    assert action.engine is not None
+    return (
+        facts if result is not False else v.with_engines(facts, [action.engine], call.before.engines.get(action.engine))
+    )
+
+
 def _published(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
     return evolve(facts, published=facts.tags[call.tag or ACTOR])
 
@@ -306,6 +321,7 @@ _AFTER: dict[str, After] = {
     "lease": _leased,
     "release_lease": _lease_ended,
     "engine_end": _engine_took,
+    "engine_abort": _engine_aborted,
     "publish": _published,
     "withdraw": _withdrawn,
     "rotate": _rotated,

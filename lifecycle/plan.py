@@ -148,7 +148,8 @@ CONDITIONS: dict[Fact, _Condition] = {
     Fact.NO_OPTIMIZER: lambda facts, call, row, probe, _: not probe.has_optimizer(),
     Fact.TARGET_HELD: lambda facts, call, *_: shown(facts, facts.tags[call.tag or ACTOR]),
     Fact.WEIGHTS_LOST: lambda facts, call, row, probe, _: Region.WEIGHTS not in probe.mapped(),
-    # resources that only uses ask for
+    # resources that uses ask for, or a guard where no contract knows them
+    Fact.HOOKS: lambda facts, call, row, probe, _: probe.installed(),
     Fact.WEIGHTS: lambda facts, *_: Region.WEIGHTS in facts.resident,
     Fact.OPTIMIZER_VALID: lambda facts, *_: facts.backups.get(Slot.OPTIMIZER) == facts.device.get(Slot.OPTIMIZER),
 }
@@ -244,10 +245,20 @@ def make_plan(
 
 
 def preview(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Settings) -> tuple[PlannedEffect, ...]:
-    """The row's effects that have something to do. Raises NoReadableCopy where one would lack its source."""
+    """The row's effects that have something to do. Raises NoReadableCopy where one would lack its source.
+
+    What comes after ``read_back`` is a guess, since only it tells what there is: then nothing is raised.
+    """
     planned = []
+    guessing = False
     for effect in row.row.effects:
-        todo = actions(effect, facts, call, probe)
+        guessing = guessing or effect == "read_back"
+        try:
+            todo = actions(effect, facts, call, probe)
+        except NoReadableCopy:
+            if not guessing:
+                raise
+            todo = ()
         for action in todo:
             facts = after(during(facts, action), action, None, call, settings)
         if todo:

@@ -102,6 +102,7 @@ class Facts:
     backups: Mapping[Slot, int]
     resident: frozenset[Region]
     copies: Mapping[int, Copy] = field(factory=dict)
+    doubted: frozenset[int] = frozenset()  # parts whose copy was not what it should be when it was last restored
     phase: Phase | None = None
     load: Load | None = None
     leases: tuple[Lease, ...] = ()
@@ -218,6 +219,7 @@ def prune(facts: Facts) -> Facts:
         versions={i: v for i, v in facts.versions.items() if i in versions},
         parts={i: p for i, p in facts.parts.items() if i in known},
         copies={i: c for i, c in facts.copies.items() if i in parts},
+        doubted=facts.doubted & parts,
     )
 
 
@@ -341,7 +343,12 @@ def move_tag(facts: Facts, name: str, version: int) -> Facts:
 
 
 def copied(facts: Facts, part: int, place: Copy) -> Facts:
-    return evolve(facts, copies={**facts.copies, part: place})
+    return evolve(facts, copies={**facts.copies, part: place}, doubted=facts.doubted - {part})
+
+
+def well_copied(facts: Facts, part: int) -> bool:
+    """Whether the device's bytes of the part may go; a doubted copy is made again while they are there."""
+    return part in facts.copies and part not in facts.doubted
 
 
 def overwritten(facts: Facts, slot: Slot) -> Facts:

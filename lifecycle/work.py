@@ -13,7 +13,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from lifecycle.errors import NoReadableCopy
-from lifecycle.versions import ACTOR, Facts, shown
+from lifecycle.versions import ACTOR, Facts, shown, well_copied
 from states.resources import SLOT_REGION, VERSION_SLOTS, Region, Slot
 
 
@@ -49,6 +49,7 @@ class Probe(Protocol):
     def keeps_addresses(self) -> bool: ...
     def available_bytes(self) -> int | None: ...
     def mapped(self) -> frozenset[Region]: ...
+    def installed(self) -> bool: ...
 
 
 @frozen
@@ -122,14 +123,14 @@ def _copy_out(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
         return
     for slot in _touched_slots(facts, call):
         part = facts.device[slot]
-        if part not in facts.copies and _wanted_elsewhere(facts, call, part):
+        if not well_copied(facts, part) and _wanted_elsewhere(facts, call, part):
             yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
 
 
 def _copy_out_loaded(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     for slot in stale_slots(facts, target_version(facts, call)):
         part = facts.device[slot]
-        if part not in facts.copies:
+        if not well_copied(facts, part):
             yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
 
 
@@ -144,7 +145,7 @@ def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Acti
     wanted = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
     for slot in stale_slots(facts, target_version(facts, call)):
         part = facts.device.get(slot)
-        if part in wanted and part not in facts.copies:
+        if part is not None and part in wanted and not well_copied(facts, part):
             yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
 
 

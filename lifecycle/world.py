@@ -16,11 +16,11 @@ from lifecycle.fingerprint import part_fingerprint
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.pool import BufferPool
 from lifecycle.journal import Journal
-from lifecycle.manifest import Manifest, PartLayout
+from lifecycle.manifest import Manifest, PartLayout, TensorSpec
 from lifecycle.memory.base import MemoryBackend
 from lifecycle.outcome import Measured, Settings, take_measure
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags
+from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, well_copied
 from lifecycle.work import Action, Call
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
+_LARGEST_ELEMENT = 16  # bytes, complex128
 _SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
 
 
@@ -137,6 +138,9 @@ class World:
     def mapped(self) -> frozenset[Region]:
         return self.backend.resident()
 
+    def installed(self) -> bool:
+        return self.adapter.installed()
+
     def settings(self) -> Settings:
         return self._settings
 
@@ -149,7 +153,7 @@ class World:
             return do(action, facts, call)
         if action.do.startswith("engine_") or action.do == "connect":
             assert self.session is not None
-            self.session.perform(action, facts, self)
+            return self.session.perform(action, facts, self), 0
         return None, 0  # bookkeeping: `after` does it
 
     def _table(self) -> dict[str, Callable[[Action, Facts, Call], Done]]:
@@ -245,12 +249,16 @@ class World:
         return None, 0
 
     def _keep_copy(self, slot: Slot, part: int) -> int:
-        buffer = self.pool.acquire(self.nbytes(slot))
+        doubted = self.buffers.get(part)
+        if doubted is not None:  # readers of it keep it, and see what it should always have been
+            self.pool.unseal(doubted)
+        buffer = doubted or self.pool.acquire(self.nbytes(slot))
         try:
             moved = self.backend.copy_out(slot, buffer)
             self.pool.seal(buffer)
         except BaseException:
-            self.pool.release(buffer)
+            if doubted is None:
+                self.pool.release(buffer)
             raise
         self.buffers[part] = buffer
         return moved
@@ -267,7 +275,7 @@ class World:
         part = take_measure(facts, found)[1][action.slot]
         if action.slot is Slot.OPTIMIZER:
             self._keep_skeleton(part)
-        if part in facts.copies:
+        if well_copied(facts, part):
             return found, 0
         return found, self._keep_copy(action.slot, part)
 
@@ -401,17 +409,34 @@ def _just(act: Callable[[], None]) -> Callable[[Action, Facts, Call], Done]:
 
 
 def views_over(buffer: HostBuffer, layout: PartLayout) -> dict[str, Tensor]:
-    """The tensors of a part, as views of its copy: no bytes move."""
+    """The tensors of a part, as views of its copy: no bytes move.
+
+    Each alias group has a storage of its own: one tensor that is saved must not carry the whole copy along.
+    """
     import torch
 
-    from lifecycle.hoststore.base import tensor_over
-
-    whole = tensor_over(buffer)
-    views = {}
+    reach = {spec.name: _reach(spec, getattr(torch, spec.dtype).itemsize) for spec in layout}
+    bounds: dict[int, tuple[int, int]] = {}
     for spec in layout:
-        dtype = getattr(torch, spec.dtype)
-        size = dtype.itemsize
-        extent = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True)) if spec.nbytes else 0
-        flat = whole[spec.offset : spec.offset + extent * size].view(dtype)
-        views[spec.name] = flat.as_strided(spec.shape, spec.stride)
+        low, high = bounds.get(spec.alias_group, (layout.nbytes, 0))
+        start = spec.offset // _LARGEST_ELEMENT * _LARGEST_ELEMENT
+        bounds[spec.alias_group] = min(low, start), max(high, spec.offset + reach[spec.name])
+    views = {}
+    with torch.inference_mode(False):  # written to outside inference mode too
+        groups = {
+            group: torch.frombuffer(buffer.memory, dtype=torch.uint8, count=high - low, offset=low)
+            for group, (low, high) in bounds.items()
+            if high > low
+        }
+        nothing = torch.empty(0, dtype=torch.uint8)
+        for spec in layout:
+            start = spec.offset - bounds[spec.alias_group][0]
+            whole = groups[spec.alias_group][start : start + reach[spec.name]] if spec.nbytes else nothing
+            views[spec.name] = whole.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.stride)
     return views
+
+
+def _reach(spec: TensorSpec, size: int) -> int:
+    """Bytes from the tensor's first element to the end of its last."""
+    steps = sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True))
+    return (1 + steps) * size if spec.nbytes else 0

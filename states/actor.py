@@ -61,7 +61,7 @@ STATES = (
         lacks=[Fact.WORKING, Fact.LOADING, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
         per_origin=True,
     ),
-    State("FAULTED", "An effect stopped half-way and could not be undone.", holds=[Fact.HOOKS]),
+    State("FAULTED", "An effect stopped half-way and could not be undone."),
     State(
         "CLOSED",
         "Hooks are off and everything is given back.",
@@ -134,6 +134,7 @@ GUARDS = (
         "Give one to ActorLifecycle(optimizer=...).",
         forbids=[Fact.NO_OPTIMIZER],
     ),
+    Guard("not_closing", "closing had begun", "Call close() again.", requires=[Fact.HOOKS]),
     Guard("not_actor", "'actor' follows training", "Move another tag.", forbids=[Fact.TAG_IS_ACTOR]),
     Guard("not_shown", "the device shows this tag", "Switch to another tag first.", forbids=[Fact.TAG_IS_SHOWN]),
     Guard(
@@ -293,8 +294,15 @@ ROWS = (
     Row("fault", "ASLEEP", "FAULTED"),
     Row("fault", "SYNCING", "FAULTED"),
     Row("fault", "FAULTED", "FAULTED"),
-    Row("recover", "FAULTED", "RESIDENT", (*_READ_BACK, *_COME_HOME), unless=[Fact.WEIGHTS_LOST]),
-    Row("recover", "FAULTED", "ASLEEP", (*_READ_BACK, "check_copies", *_RELEASE), when=[Fact.WEIGHTS_LOST]),
+    Row("recover", "FAULTED", "RESIDENT", (*_READ_BACK, *_COME_HOME), ("not_closing",), unless=[Fact.WEIGHTS_LOST]),
+    Row(
+        "recover",
+        "FAULTED",
+        "ASLEEP",
+        (*_READ_BACK, "check_copies", *_RELEASE),
+        ("not_closing",),
+        when=[Fact.WEIGHTS_LOST],
+    ),
     # close() aborts an open phase or load first, by their own rows
     Row("close", "RESIDENT", "CLOSED", _GIVE_BACK, (*_QUIET, "no_reader")),
     Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *_GIVE_BACK), (*_QUIET, "no_reader", "memory_free")),

@@ -1,4 +1,4 @@
-"""The whole controller against a dictionary of tensors, by random sequences of events; see lifecycle.testing.stateful."""
+"""The whole controller against a dictionary of tensors, by random sequences of events."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lifecycle.adapters.base import Gate
 
 
-Skeleton = tuple[dict[Any, Any], dict[Any, Any]]  # an optimizer's state, and what was in it
+Skeleton = dict[Any, Any]  # what was in an optimizer's state
 
 # What shares a storage goes to one slot, the last of these: what may change must not be in a slot that may not.
 _PRECEDENCE = (Slot.REST, Slot.FROZEN, Slot.STATE, Slot.TRAINED)
@@ -186,11 +186,12 @@ class PlainAdapter:
 
     def optimizer_skeleton(self) -> list[Skeleton]:
         """The state of each optimizer, dictionaries and lists copied, everything in them as it is."""
-        return [(optimizer.state, _copied(dict(optimizer.state))) for optimizer in self._optimizers.values()]
+        return [_copied(dict(optimizer.state)) for optimizer in self._optimizers.values()]
 
     def rebuild_optimizer(self, skeleton: Sequence[Skeleton]) -> None:
         """Entries that still exist stay the same dictionaries."""
-        for state, was in skeleton:
+        for optimizer, was in zip(self._optimizers.values(), skeleton, strict=True):
+            state = optimizer.state  # load_state_dict() has put another dictionary here
             now = dict(state)
             state.clear()
             for key, entry in was.items():

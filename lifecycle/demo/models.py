@@ -60,15 +60,18 @@ def load(name: ModelName, seed: int) -> LanguageModel:
     for package in _NEEDED[name]:
         if find_spec(package) is None:
             raise MissingExtra("lifecycle demo", package, "demo")
-    _stay_offline()
+    _prepare_environment()
     return _LOADERS[name](seed)
 
 
-def _stay_offline() -> None:
-    """Before transformers is imported: it reads these once."""
+def _prepare_environment() -> None:
+    """Before torch and transformers are imported: they read these once. The engine's process inherits them."""
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Threads that spin while they wait for each other stand still whenever another process wants their core: on two
+    # cores, beside one busy process, generating took ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def gguf_file() -> Path:

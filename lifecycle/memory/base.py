@@ -39,7 +39,7 @@ class MemoryBackend(Protocol):
     def layout(self, slot: Slot) -> PartLayout: ...
 
     def check(self) -> None:
-        """Raise ManifestError when a tensor no longer lies where it was put, and its values are not the slot's bytes."""
+        """Raise ManifestError when a tensor was moved away, so that its values are not the slot's bytes."""
         ...
 
     def pause(self, region: Region) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lifecycle.errors import EngineError, VerificationFailed
 from lifecycle.rollout.base import PauseMode, RolloutEngine
@@ -62,7 +62,7 @@ class SyncSession:
         self.outcomes: dict[str, str] = dict.fromkeys(engines, "untouched")
         self.sent_bytes: dict[str, int] = dict.fromkeys(engines, 0)
         self.transports = {name: choose_transport(engine, host_is_shared) for name, engine in engines.items()}
-        self._perform: dict[str, Callable[[RolloutEngine, Facts, Source], None]] = {
+        self._perform: dict[str, Callable[[RolloutEngine, Facts, Source], Any]] = {
             "engine_pause": self._pause,
             "engine_flush": lambda engine, facts, source: engine.flush_cache(),
             "engine_send": self._send,
@@ -81,12 +81,12 @@ class SyncSession:
     def needs_host_copy(self) -> bool:
         return any(NEEDS_HOST_COPY[name] for name in self.transports.values())
 
-    def perform(self, action: Action, facts: Facts, source: Source) -> None:
+    def perform(self, action: Action, facts: Facts, source: Source) -> Any:
         if action.engine is None:
-            return  # connect: transports were chosen when the session was made
+            return None  # connect: transports were chosen when the session was made
         engine = self.engines[action.engine]
         try:
-            self._perform[action.do](engine, facts, source)
+            return self._perform[action.do](engine, facts, source)
         except Exception as error:
             self.outcomes[engine.name] = f"{action.do.removeprefix('engine_')} failed: {error}"
             raise
@@ -122,11 +122,15 @@ class SyncSession:
         self.paused.discard(engine.name)
         self.outcomes[engine.name] = "updated"
 
-    def _abort(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
-        """Never raises: an engine that can not even be told holds no version either."""
-        if engine.name in self.touched:
-            self._tell(engine, engine.abort_update)
-            self.updating.discard(engine.name)
+    def _abort(self, engine: RolloutEngine, facts: Facts, source: Source) -> bool:
+        """Whether it had seen a byte. Never raises: an engine that can not even be told holds no version either."""
+        if engine.name not in self.touched:
+            return False
+        if self.outcomes[engine.name] in ("untouched", "updated"):
+            self.outcomes[engine.name] = "aborted"
+        self._tell(engine, engine.abort_update)
+        self.updating.discard(engine.name)
+        return True
 
     def _continue_untouched(self, engine: RolloutEngine, facts: Facts, source: Source) -> None:
         if engine.name in self.paused - self.touched:

@@ -51,10 +51,10 @@ class Driver:
 
     def attach(self, config: LifecycleConfig, host: str, busy: bool) -> None:
         """``busy``: with workspaces and process groups."""
-        subject, options = self.subject, {}
+        subject = self.subject
         self.store, self.arena = self.make_host(host), self.make_memory()
         self.adapter = BusyAdapter(subject.model, subject.optimizer, extra=subject.extra) if busy else None
-        options = {"extra": subject.extra} if self.adapter is None else {"adapter": self.adapter}
+        options: dict[str, Any] = {"extra": subject.extra} if self.adapter is None else {"adapter": self.adapter}
         self.actor = ActorLifecycle(
             subject.model, subject.optimizer, TAGS, memory=self.arena, host=self.store, config=config, **options
         )

@@ -77,7 +77,7 @@ class Expected:
         return self.phase is not None and self.phase.implicit
 
     def may(self, event: str, tag: str | None, of: str | None, reading: bool, scopes: bool) -> bool:
-        """Whether the event may happen. ``reading``: a ``weights()`` block reads the device; ``scopes``: one is open."""
+        """Whether it may happen. ``reading``: a ``weights()`` block reads the device; ``scopes``: one is open."""
         awake, quiet = self.shown is not None, self.phase is None and self.load is None
         still = quiet and not reading
         match event:
@@ -143,7 +143,7 @@ class Expected:
     def end_phase(self, contents: Contents, version: int) -> None:
         """``contents``: what the phase has left; the rest and the gradients stay as they are."""
         assert self.phase is not None
-        self.safe &= contents is self.phase.base or not self.phase.trained
+        self.safe &= contents is self.phase.base
         self.copied &= version == self.phase.version
         self.weights[ACTOR] = self.device = contents.weights
         self.optimizer, self.version = contents.optimizer, version

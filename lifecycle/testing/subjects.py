@@ -1,4 +1,4 @@
-"""A small model with something of everything, and how to read, write and step one: for tests that compare two of them."""
+"""A small model with something of everything, and how to read, write and step it, for tests that compare two."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Subject:
         """Take these contents. Only where nobody controls the subject."""
         with torch.no_grad():
             for name, tensor in (*contents.weights.items(), *contents.rest.items()):
-                (self.weights.get(name) if name in self.weights else self.rest[name]).copy_(tensor)
-        state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+                (self.weights[name] if name in self.weights else self.rest[name]).copy_(tensor)
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
         stepped = list(self._stepped())
         for name, tensor in contents.optimizer.items():
             number, _, key = name.partition(".")
