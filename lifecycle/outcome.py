@@ -237,7 +237,7 @@ def _engine_took(facts: Facts, action: Action, result: Any, call: Call, settings
 
 
 def _engine_aborted(facts: Facts, action: Action, result: bool | None, call: Call, settings: Settings) -> Facts:
-    """One that had seen no byte holds what it held."""
+    """One that had seen no byte, and lives, holds what it held."""
     assert action.engine is not None
     return (
         facts if result is not False else v.with_engines(facts, [action.engine], call.before.engines.get(action.engine))

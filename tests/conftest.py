@@ -13,7 +13,7 @@ from rig import Rig, make_busy, make_rig
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def few_objects():
     """Attaching looks through all objects for tensors; those that were imported are put out of its sight."""
     _import_what_is_imported_late()

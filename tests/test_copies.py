@@ -147,7 +147,7 @@ def test_views_of_a_copy(make):
             self.register_buffer("turned", whole[32:].view(8, 4).t())
             self.register_buffer("row", self.turned[1])
             self.register_buffer("flags", torch.tensor([True, False, True]))
-            self.register_buffer("half", torch.arange(5, dtype=torch.bfloat16))
+            self.register_buffer("halves", torch.arange(5, dtype=torch.bfloat16))
             self.register_buffer("complex", torch.full((3,), 1 + 2j, dtype=torch.complex128))
             self.register_buffer("scalar", torch.tensor(7))
             self.register_buffer("empty", torch.empty(0, 3))

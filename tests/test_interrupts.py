@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from rig import Net, equal, make_busy, make_rig, moments, snapshot, striking
 
-from lifecycle import ActorLifecycle
+from lifecycle import ActorLifecycle, EffectFailed
 from lifecycle.executor import interrupts_held
 from lifecycle.testing.engines import FakeEngine
 
@@ -71,6 +71,17 @@ def _step(rig, pending):
         pending["actor"] = snapshot(rig.model)
 
 
+def _adopt(rig, pending):
+    version, was = rig.actor.version("actor"), rig.model.body.weight.detach().clone()
+    rig.model.body.weight.data.add_(1)
+    pending["actor"] = snapshot(rig.model)
+    try:
+        rig.actor.adopt()
+    finally:
+        if rig.actor.version("actor") == version:
+            rig.model.body.weight.data.copy_(was)
+
+
 def _sync(rig, pending):
     rig.actor.sync([FakeEngine("one", transports=("in_process",)), FakeEngine("two", transports=("in_process",))])
 
@@ -108,6 +119,7 @@ EVENTS = {
     "step": (_nothing, _step),
     "discard": (lambda rig: rig.backward(), _plain(ActorLifecycle.discard_grads)),
     "tag": (_nothing, _tag),
+    "adopt": (_nothing, _adopt),
     "load optimizer": (_nothing, _reload),
     "sync": (_nothing, _sync),
     "sync asleep": (_asleep, _sync),
@@ -218,6 +230,28 @@ def test_closing(few_objects, state, blow):
             break
 
     assert number > 0
+
+
+@pytest.mark.parametrize("blow", [_press, _raise])
+def test_recovering(rig, blow):
+    """An interrupted recovery has recovered, or can be repeated."""
+    for number in range(100):
+        rig.actor.memory.copy_in = None
+        with pytest.raises(EffectFailed):
+            rig.actor.switch("ref")
+        del rig.actor.memory.copy_in
+        with striking(rig.actor, blow, number) as strike:
+            raised = _raised(lambda rig, pending: rig.actor.recover(), rig, {})
+        assert (KeyboardInterrupt in raised) == (strike.at is not None)
+        if rig.state != "RESIDENT":
+            assert (rig.state, blow) == ("FAULTED(restore_weights)", _raise)
+            rig.actor.recover()
+        _settle(rig, {})
+        _home(rig)
+        if strike.at is None:
+            break
+
+    assert number >= 3
 
 
 def test_ctrl_c_reaches_the_handler_there_was(rig):

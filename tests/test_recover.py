@@ -191,24 +191,6 @@ def test_recover_that_fails_can_be_repeated(rig, method):
     rig.check()
 
 
-def test_interrupted_recover(rig):
-    """A recovery that was interrupted at any action can be repeated."""
-    for number in range(100):
-        _faulted(rig, "switch, half-way")
-        with striking(rig.actor, lambda: (_ for _ in ()).throw(KeyboardInterrupt), number) as strike:
-            try:
-                rig.actor.recover()
-            except KeyboardInterrupt:
-                assert rig.state.startswith("FAULTED")
-                rig.actor.recover()
-        rig.check()
-        rig.train()
-        if strike.at is None:
-            break
-
-    assert number >= 4
-
-
 def test_lost_tags_are_named(make):
     """What had its only copy on a device that now holds something else is lost: named, not replaced by a guess."""
     rig = make()

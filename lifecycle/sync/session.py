@@ -123,9 +123,9 @@ class SyncSession:
         self.outcomes[engine.name] = "updated"
 
     def _abort(self, engine: RolloutEngine, facts: Facts, source: Source) -> bool:
-        """Whether it had seen a byte. Never raises: an engine that can not even be told holds no version either."""
+        """Whether it holds no version now. Never raises: an engine that can not even be told holds none either."""
         if engine.name not in self.touched:
-            return False
+            return engine.weight_version is None  # as one that died
         if self.outcomes[engine.name] in ("untouched", "updated"):
             self.outcomes[engine.name] = "aborted"
         self._tell(engine, engine.abort_update)

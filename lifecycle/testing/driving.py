@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -367,3 +367,44 @@ class Driver:
         assert world.pool.in_use == len(world.buffers)
         if self.adapter is not None:
             assert self.adapter.groups == facts.groups_up == (self.expected.shown is not None)
+
+    def check_refusals(self) -> None:
+        """What would be refused is what must be; asking changes nothing. A few events each time, in turn."""
+        before, moved = self.seen(), self.moved()
+        if self.faulted:
+            assert isinstance(self.attempt(_FAULTED_EVENTS[self.age % len(_FAULTED_EVENTS)](self.actor)), Faulted)
+        elif not self.expected.leftover:  # that would end first
+            for number in range(4 * self.age, 4 * self.age + 4):
+                event, *arguments = _QUESTIONS[number % len(_QUESTIONS)]
+                plan = self.actor.plan(event, *arguments)
+                assert (plan.refusal is None) == self.may(event, *arguments), (event, arguments, plan.refusal)
+            self.check_state_dicts()
+        assert (self.seen(), self.moved()) == (before, moved)
+
+    def check_state_dicts(self) -> None:
+        """A plain state dict is what the device must hold, or it is refused."""
+        expected, subject = self.expected, self.subject
+        saved: list[Mapping[str, Any]] = []
+        if self.ask(
+            lambda: saved.append(subject.model.state_dict()), expected.shown == ACTOR or expected.load is not None
+        ):
+            assert not different_names(saved[0], expected.device)
+        self.ask(subject.optimizer.state_dict, expected.shown is not None and expected.optimizer_there)
+
+
+_QUESTIONS = (
+    *((event,) for event in ("sleep", "begin_training", "end_training", "abort_training", "discard_grads", "adopt")),
+    *((event, tag) for event in ("wake_up", "switch", "load") for tag in (*ALL, "nobody")),
+    *(("tag", tag, of) for tag in ALL for of in ALL),
+)
+_FAULTED_EVENTS: tuple[Callable[[ActorLifecycle], Callable[[], object]], ...] = (
+    lambda actor: actor.sleep,
+    lambda actor: actor.wake_up,
+    lambda actor: lambda: actor.switch("ref"),
+    lambda actor: actor.begin_training,
+    lambda actor: actor.end_training,
+    lambda actor: lambda: actor.tag("ref", "old"),
+    lambda actor: actor.hold().__enter__,
+    lambda actor: actor.weights().__enter__,
+    lambda actor: actor.adopt,
+)

@@ -28,7 +28,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lifecycle import LifecycleConfig
 from lifecycle.errors import (
     EngineError,
-    Faulted,
     LifecycleError,
     ManifestError,
     SyncFailed,
@@ -78,13 +77,38 @@ def healthy(machine: Driver) -> bool:
     return not machine.faulted
 
 
+def worthwhile(*events: str) -> Callable[[Driver], bool]:
+    """Where one of the events can happen for some tags, and sometimes elsewhere too."""
+
+    def chosen(machine: Driver) -> bool:
+        if machine.faulted or machine.age % 4 == 0:
+            return not machine.faulted
+        return any(machine.may(event, tag, of) for event in events for tag in ALL for of in ALL)
+
+    return chosen
+
+
 class LifecycleMachine(Driver, RuleBasedStateMachine):
     """See the module. Override ``make_subject``, ``make_memory`` and ``make_host`` to test something else."""
 
-    @initialize(config=configs, host=hosts, optimizer=st.sampled_from(("adamw", "sgd")), busy=st.booleans())
-    def start(self, config: LifecycleConfig, host: str, optimizer: str, busy: bool) -> None:
+    @initialize(
+        config=configs,
+        host=hosts,
+        optimizer=st.sampled_from(("adamw", "sgd")),
+        busy=st.booleans(),
+        distinct=st.booleans(),
+    )
+    def start(self, config: LifecycleConfig, host: str, optimizer: str, busy: bool, distinct: bool) -> None:
+        """``distinct``: every tag has weights of its own, those of 'actor' are on the device alone."""
         self.prepare(optimizer)
         self.attach(config, host, busy)
+        if distinct:
+            self.open_load("ref", None)
+            self.write_load(0, some=False)
+            self.leave_load(raises=False, fault=None)
+            self.training(1, 0, raises=False)
+            self.move_tag("old", ACTOR, None)
+            self.training(1, 1, raises=False)
 
     def teardown(self) -> None:
         if hasattr(self, "actor") and sys.exc_info()[0] is None:
@@ -92,15 +116,16 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        self.age += 1
         self.check_state()
         self.check_books()
         self.check_tags()
         self.check_device()
+        self.check_refusals()
+        self.age += 1
 
     # moving
 
-    @precondition(healthy)
+    @precondition(worthwhile("sleep"))
     @rule(fault=faults())
     def sleep(self, fault: Fault | None) -> None:
         expected, before, pure = self.expected, self.copied_out(), self.expected.copied
@@ -109,21 +134,16 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
             assert not pure or self.copied_out() == before, "copied out once more"
             expected.sleep()
 
-    @precondition(healthy)
-    @rule(tag=tags, fault=faults())
-    def wake_up(self, tag: str, fault: Fault | None) -> None:
-        asleep = self.expected.shown is None
-        if self.event("wake_up", lambda: self.actor.wake_up(tag), tag, fault=fault) and asleep:
+    @precondition(lambda self: healthy(self) and (self.expected.shown is None or self.age % 4 == 0))
+    @rule(tag=tags, room=st.sampled_from((None, None, None, 0)), fault=faults())
+    def wake_up(self, tag: str, room: int | None, fault: Fault | None) -> None:
+        asleep, self.arena.room = self.expected.shown is None, room
+        fits = room is None or not asleep
+        if self.event("wake_up", lambda: self.actor.wake_up(tag), tag, fault=fault, allowed=fits) and asleep:
             self.expected.show(tag)
-
-    @precondition(lambda self: healthy(self) and self.expected.shown is None)
-    @rule(tag=known_tags)
-    def wake_up_without_room(self, tag: str) -> None:
-        self.arena.room = 0
-        self.event("wake_up", lambda: self.actor.wake_up(tag), tag, allowed=False)
         self.arena.room = None
 
-    @precondition(healthy)
+    @precondition(worthwhile("switch"))
     @rule(tag=tags, fault=faults())
     def switch(self, tag: str, fault: Fault | None) -> None:
         expected, versions, before = self.expected, self.actor.tags, self.moved()
@@ -136,30 +156,24 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
 
     # training
 
-    @precondition(healthy)
+    @precondition(worthwhile("begin_training"))
     @rule(fault=faults())
     def begin_training(self, fault: Fault | None) -> None:
         if self.event("begin_training", self.actor.begin_training, fault=fault):
             self.begun()
 
-    @precondition(healthy)
-    @rule(fault=faults())
-    def end_training(self, fault: Fault | None) -> None:
-        if self.event("end_training", self.actor.end_training, fault=fault):
+    @precondition(worthwhile("end_training"))
+    @rule(abort=st.booleans(), fault=faults())
+    def end_training(self, abort: bool, fault: Fault | None) -> None:
+        if abort:
+            if self.event("abort_training", self.actor.abort_training, fault=fault):
+                self.aborted()
+        elif self.event("end_training", self.actor.end_training, fault=fault):
             self.expected.end_phase(self.expected.contents, self.actor.tags[ACTOR])
 
-    @precondition(healthy)
-    @rule(fault=faults())
-    def abort_training(self, fault: Fault | None) -> None:
-        if self.event("abort_training", self.actor.abort_training, fault=fault):
-            self.aborted()
-
-    @precondition(healthy)
+    @precondition(lambda self: self.may("begin_training"))
     @rule(steps=st.integers(0, 2), seed=seeds, raises=st.booleans())
     def training(self, steps: int, seed: int, raises: bool) -> None:
-        if not self.may("begin_training"):
-            return
-
         def phase() -> None:
             with self.actor.training():
                 self.begun()
@@ -180,12 +194,14 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         self.both(lambda subject: subject.train_step(seed))
         self.expected.trained()
 
-    @precondition(healthy)
-    @rule(seed=seeds, fault=faults())
-    def step(self, seed: int, fault: Fault | None) -> None:
+    @precondition(lambda self: healthy(self) and (self.expected.shown == ACTOR or self.age % 4 == 0))
+    @rule(seed=seeds, raises=st.sampled_from((False, False, True)), fault=faults())
+    def step(self, seed: int, raises: bool, fault: Fault | None) -> None:
         """Inside a phase a step of it, else an implicit phase of one step."""
         expected = self.expected
-        if expected.shown != ACTOR or expected.load is not None:
+        if raises:
+            self.step_that_raises()
+        elif expected.shown != ACTOR or expected.load is not None:
             self.ask(self.subject.optimizer.step, allowed=False)
         elif expected.phase is not None and not expected.leftover:
             self.train_step(seed)
@@ -219,14 +235,14 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         else:
             expected.end_phase(expected.contents, self.actor.tags[ACTOR])
 
-    @precondition(lambda self: healthy(self) and self.expected.shown == ACTOR and self.expected.load is None)
-    @rule()
     def step_that_raises(self) -> None:
         """Outside a phase it leaves an implicit one open, until the next event."""
 
         def closure() -> float:
             raise ArithmeticError("no loss")
 
+        if self.expected.shown != ACTOR or self.expected.load is not None:
+            return
         explicit = self.expected.phase is not None and not self.expected.leftover
         can = explicit or (self.settle() and not self.reading_device)
         error = self.attempt(lambda: self.subject.optimizer.step(closure))
@@ -234,39 +250,46 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         if can and not explicit:
             self.expected.begin_phase(implicit=True)
 
-    @precondition(healthy)
-    @rule(seed=seeds)
-    def forward(self, seed: int) -> None:
-        if self.expected.shown is None:
+    @precondition(lambda self: healthy(self) and (self.expected.shown is not None or self.age % 4 == 0))
+    @rule(seed=seeds, backward=st.booleans(), write=st.booleans())
+    def compute(self, seed: int, backward: bool, write: bool) -> None:
+        """A forward on whatever is shown, and a backward where that is allowed; perhaps after the rest was written."""
+        expected = self.expected
+        if write and expected.shown is not None:
+            self.write_rest(seed)
+        losses: list[torch.Tensor] = []
+        if expected.shown is None:
             self.ask(lambda: self.subject.forward(seed), allowed=False)
-        else:
-            with torch.no_grad():
-                self.both(lambda subject: subject.forward(seed))
-
-    @precondition(lambda self: healthy(self) and self.expected.shown is not None)
-    @rule(seed=seeds)
-    def backward(self, seed: int) -> None:
-        if self.expected.shown == ACTOR:
+        elif expected.shown == ACTOR and backward:
             self.both(lambda subject: subject.backward(seed))
-            self.expected.backward_left |= self.expected.phase is None
+            expected.backward_left |= expected.phase is None
         else:
-            losses: list[torch.Tensor] = []
             self.both(lambda subject: losses.append(subject.forward(seed)))
+        if backward and losses:
             self.ask(losses[1].backward, allowed=False)
 
+    def write_rest(self, value: int) -> None:
+        """What is not versioned may be written at any time while awake; workspaces may be made."""
+        for tensor in self.subject.rest.values():
+            tensor.fill_(value)
+        self.expected.rest = {name: torch.full_like(tensor, value) for name, tensor in self.expected.rest.items()}
+        if self.adapter is not None:
+            self.adapter.quantise()
+
+    @precondition(lambda self: self.expected.grads)
     @rule(to_none=st.booleans())
     def zero_grad(self, to_none: bool) -> None:
         self.subject.optimizer.zero_grad(set_to_none=to_none)
         grads = self.expected.grads
         self.expected.grads = {} if to_none else {name: torch.zeros_like(grad) for name, grad in grads.items()}
 
-    @precondition(healthy)
+    @precondition(lambda self: healthy(self) and (self.expected.grads or self.age % 4 == 0))
     @rule(fault=faults())
     def discard_grads(self, fault: Fault | None) -> None:
         if self.event("discard_grads", self.actor.discard_grads, fault=fault):
             self.expected.drop_grads()
 
-    @precondition(lambda self: healthy(self) and not self.expected.leftover)
+    @precondition(lambda self: healthy(self) and self.age % 3 == 0 and not self.expected.leftover)
     @rule(fault=faults())
     def load_optimizer(self, fault: Fault | None) -> None:
         """Put in the state that was kept at the last visit, at first none."""
@@ -285,23 +308,9 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
                 raise error
             self.stopped(error, before)
 
-    @precondition(lambda self: healthy(self) and self.expected.shown is not None)
-    @rule(value=st.integers(0, 3))
-    def write_rest(self, value: int) -> None:
-        """What is not versioned may be written at any time while awake."""
-        for tensor in self.subject.rest.values():
-            tensor.fill_(value)
-        self.expected.rest = {name: torch.full_like(tensor, value) for name, tensor in self.expected.rest.items()}
-
-    @precondition(lambda self: healthy(self) and self.adapter is not None and self.expected.shown is not None)
-    @rule()
-    def make_workspaces(self) -> None:
-        assert self.adapter is not None
-        self.adapter.quantise()
-
     # weights from outside
 
-    @precondition(healthy)
+    @precondition(worthwhile("load"))
     @rule(tag=tags, fault=faults())
     def open_load(self, tag: str, fault: Fault | None) -> None:
         block = self.actor.loading(tag)
@@ -342,9 +351,9 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         elif error is not None:
             self.stopped(error, before)
 
-    @precondition(lambda self: healthy(self) and self.expected.phase is None)
+    @precondition(lambda self: self.may("adopt") and self.expected.phase is None)
     @rule(
-        how=st.sampled_from(("weight", "statistics", "load_state_dict")),
+        how=st.sampled_from(("weight", "statistics", "load_state_dict", "structure")),
         then=st.sampled_from(("sleep", "begin_training")),
         undo=st.booleans(),
         fault=faults(),
@@ -352,7 +361,10 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
     def write_behind(self, how: str, then: str, undo: bool, fault: Fault | None) -> None:
         """Weights change behind the controller's back: the next event that would lose them notices."""
         expected, actor, shown = self.expected, self.actor, self.expected.shown
-        if shown is None or not self.may("adopt") or not self.may(then):
+        if shown is None or not self.may(then):
+            return
+        if how == "structure":
+            self.change_structure(actor.sleep if then == "sleep" else actor.begin_training)
             return
         if how == "load_state_dict" and shown != ACTOR:
             self.ask(lambda: self.subject.model.load_state_dict(expected.device), allowed=False)
@@ -410,15 +422,11 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
                 expected.wrote(tag, written)
         expected.version = actor.tags[ACTOR]
 
-    @precondition(lambda self: healthy(self) and self.expected.phase is None)
-    @rule(then=st.sampled_from(("sleep", "begin_training", "adopt")))
-    def change_structure(self, then: str) -> None:
+    def change_structure(self, then: Callable[[], object]) -> None:
         """A parameter too many: refused until it is gone."""
-        if self.expected.shown is None or not self.may(then):
-            return
         before, moved = self.seen(), self.moved()
         self.subject.model.register_parameter("late", torch.nn.Parameter(torch.ones(2)))
-        error = self.attempt(getattr(self.actor, then))
+        error = self.attempt(then)
         del self.subject.model._parameters["late"]
         assert isinstance(error, ManifestError), error
         assert (self.seen(), self.moved()) == (before, moved)
@@ -479,7 +487,7 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
 
         return leave
 
-    @precondition(lambda self: healthy(self) and len(self.readers) < 3)
+    @precondition(lambda self: healthy(self) and len(self.readers) < 2)
     @rule(tag=tags)
     def start_reading(self, tag: str) -> None:
         if tag == ACTOR and self.expected.phase is not None:
@@ -502,9 +510,10 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         tag=known_tags,
         names=st.sampled_from(("a", "b", "ab", "ab")),
         rotate=st.sampled_from(ROTATIONS),
-        broken=st.sampled_from((None, None, None, *ENGINE_METHODS)),
+        broken=st.sampled_from((None, None, None, None, *ENGINE_METHODS)),
         victim=st.sampled_from("ab"),
-        kind=st.sampled_from(("fails", "dies", "corrupts")),
+        kind=st.sampled_from(("fails", "fails", "dies", "corrupts")),
+        restart=st.sampled_from((True, True, False)),
         fault=faults(),
     )
     def sync(
@@ -515,9 +524,14 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         broken: str | None,
         victim: str,
         kind: str,
+        restart: bool,
         fault: Fault | None,
     ) -> None:
+        """With a new engine in the place of one that died or holds something newer, or not."""
         engines = {name: self.engines[name] for name in names}
+        for engine in engines.values():
+            if restart and (not engine.alive or (engine.weight_version or 0) > self.actor.tags[tag]):
+                engine.restart()
         if not self.finish_leftover(engines):
             return
         version, before, moved = self.actor.tags[tag], self.seen(), self.moved()
@@ -605,46 +619,13 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
         self.possible = {}
         for name, engine in engines.items():
             known = self.actor.facts.engines.get(name)
-            assert known in (None, engine.weight_version)
+            assert known is None or engine.weight_version in (None, known)
             if engine.alive and engine.weight_version is not None and known is not None:
                 assert self.held(engine) == held[name]
 
-    @rule(name=st.sampled_from("ab"))
-    def restart_engine(self, name: str) -> None:
-        self.engines[name].restart()
-
-    # asking only
-
-    @precondition(lambda self: healthy(self) and not self.expected.leftover)
-    @rule(
-        event=st.sampled_from(("sleep", "wake_up", "switch", "begin_training", "end_training", "load", "adopt", "tag")),
-        tag=tags,
-        of=tags,
-    )
-    def plan(self, event: str, tag: str, of: str) -> None:
-        """A plan changes nothing, and is refused exactly where the event would be."""
-        before, moved = self.seen(), self.moved()
-        tagged = event in ("wake_up", "switch", "load", "tag")
-        arguments = ((tag,) if tagged else ()) + ((of,) if event == "tag" else ())
-        plan = self.actor.plan(event, *arguments)
-        assert (plan.refusal is None) == self.may(event, *arguments)
-        assert (self.seen(), self.moved()) == (before, moved)
-
-    @precondition(healthy)
-    @rule()
-    def state_dicts(self) -> None:
-        """A plain state dict holds the actor's weights, or is refused."""
-        expected = self.expected
-        saved: list[Mapping[str, Any]] = []
-        if self.ask(
-            lambda: saved.append(self.subject.model.state_dict()), expected.shown == ACTOR or expected.load is not None
-        ):
-            assert not different_names(saved[0], expected.device)
-        there = expected.shown is not None and expected.optimizer_there
-        self.ask(self.subject.optimizer.state_dict, there)
-
     # after a fault, and the end
 
+    @precondition(lambda self: self.faulted or self.age % 16 == 0)
     @rule(fault=faults())
     def recover(self, fault: Fault | None) -> None:
         if not self.faulted:
@@ -657,13 +638,6 @@ class LifecycleMachine(Driver, RuleBasedStateMachine):
             self.stopped(error, before)
         else:
             raise error
-
-    @precondition(lambda self: self.faulted)
-    @rule(event=st.sampled_from(("sleep", "wake_up", "begin_training", "end_training", "discard_grads", "adopt")))
-    def refused_after_a_fault(self, event: str) -> None:
-        before = self.seen()
-        assert isinstance(self.attempt(getattr(self.actor, event)), Faulted)
-        assert self.seen() == before
 
     @precondition(lambda self: self.age > 12)
     @rule(config=configs, host=hosts, busy=st.booleans(), fault=faults())
