@@ -334,7 +334,10 @@ class World:
 
     def _read_back(self, action: Action, facts: Facts, call: Call) -> Done:
         mapped = self.backend.resident()
-        return self.measure(slot for slot in self._slots if SLOT_REGION[slot] in mapped), 0
+        slots = [slot for slot in self._slots if SLOT_REGION[slot] in mapped]
+        if self.optimizer_appeared() and facts.backups.get(Slot.OPTIMIZER) in facts.copies:
+            slots.remove(Slot.OPTIMIZER)  # not all of its state is the backend's: the copy says what it should be
+        return self.measure(slots), 0
 
     def _bring_back(self, action: Action, facts: Facts, call: Call) -> Done:
         """Memory, contents and groups that the actor lacks, where that is possible; else the journal tells why not."""
@@ -356,10 +359,10 @@ class World:
     def _bring_slot(self, slot: Slot, part: Part) -> int:
         if SLOT_REGION[slot] not in self.backend.resident():
             self.backend.resume(SLOT_REGION[slot])
+        if slot is Slot.OPTIMIZER and part.id in self._skeletons:
+            self._rebuild_optimizer(part.id)
         if part.id not in self.buffers:
             return 0
-        if slot is Slot.OPTIMIZER:
-            self._rebuild_optimizer(part.id)
         return self.backend.copy_in(slot, self.buffers[part.id], part.nbytes)
 
     def _free_copies(self, action: Action, facts: Facts, call: Call) -> Done:

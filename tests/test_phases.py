@@ -6,7 +6,7 @@ import pytest
 import torch
 from rig import TOKENS, adam, equal, make_busy, moments, snapshot, striking
 
-from lifecycle import TransitionRefused
+from lifecycle import EffectFailed, TransitionRefused
 
 
 class Wrong(Exception):
@@ -100,6 +100,34 @@ def test_first_phase_leaves_no_state(make, optimizer):
     rig.check()
     rig.actor.sleep()
     rig.actor.wake_up()
+    assert equal([*_phase(rig, _step)], [*_phase(twin, _step)])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_abort_after_an_end_that_failed(make, optimizer, first):
+    """A phase whose end took over new optimizer state and then failed is still open; aborted, all is as before it."""
+    rig, twin = make(optimizer=OPTIMIZERS[optimizer]), make(optimizer=OPTIMIZERS[optimizer])
+    if not first:
+        rig.expected["actor"], _ = _phase(rig, _step)
+        _phase(twin, _step)
+    rig.actor.sleep()
+    rig.actor.wake_up()
+    before = moments(rig.optimizer)
+
+    rig.actor.begin_training()
+    _step(rig)
+    with striking(rig.actor, _raise_memory_error, "freeze_version"), pytest.raises(EffectFailed) as error:
+        rig.actor.end_training()
+    assert (error.value.effect, error.value.rolled_back) == ("freeze_version", True)
+    assert rig.actor.facts.phase is not None
+    rig.actor.abort_training()
+
+    assert equal(moments(rig.optimizer), before)
+    rig.check()
+    rig.actor.sleep()
+    rig.actor.wake_up()
+    assert equal(moments(rig.optimizer), before)
     assert equal([*_phase(rig, _step)], [*_phase(twin, _step)])
 
 

@@ -276,6 +276,7 @@ CLOSING = {
 @pytest.mark.parametrize("situation", CLOSING)
 def test_close(rig, situation):
     """Wherever it is closed, the model has the actor's weights and is an ordinary model again; once is enough."""
+    before = moments(rig.optimizer)
     CLOSING[situation](rig)
 
     rig.actor.close()
@@ -283,6 +284,7 @@ def test_close(rig, situation):
 
     assert rig.state == "CLOSED"
     assert equal(snapshot(rig.model), rig.expected["actor"])
+    assert equal(moments(rig.optimizer), before)
     assert rig.actor._world.pool.allocated_bytes == 0
     rig.step()
     rig.model.load_state_dict(rig.model.state_dict())
@@ -292,6 +294,24 @@ def test_close(rig, situation):
     assert (error.value.state, error.value.allowed) == ("CLOSED", ("close",))
     with pytest.raises(TransitionRefused):
         rig.held("actor")
+
+
+@pytest.mark.parametrize("way_out", ["recover", "close"])
+def test_first_phase_whose_abort_faulted(make, way_out):
+    """Optimizer state that an aborted first phase made is taken away by whatever ends the fault."""
+    rig = make()
+    rig.actor.sleep()
+    rig.actor.wake_up()
+    rig.actor.begin_training()
+    rig.step()
+    with _broken(rig.actor.memory, "copy_in"), pytest.raises(EffectFailed):
+        rig.actor.abort_training()
+    assert rig.state == "FAULTED(restore_base)"
+
+    getattr(rig.actor, way_out)()
+
+    assert moments(rig.optimizer) == []
+    assert equal(snapshot(rig.model), rig.expected["actor"])
 
 
 def test_closing_while_weights_are_read(rig):

@@ -98,6 +98,29 @@ def test_engine_that_can_not_be_told(synced, afterwards):
     rig.check()
 
 
+class Mute(FakeEngine):
+    """Does not answer any more once it was paused."""
+
+    @property
+    def weight_version(self):
+        if "pause_generation" in self.fail_on:
+            raise EngineError(self.name, "weight_version", "no answer")
+        return super().weight_version
+
+
+def test_engine_that_does_not_answer(make):
+    """Of an engine that was not touched and does not answer nobody knows what it holds: it counts as nothing."""
+    rig = make()
+    engine = Mute("mute", transports=("in_process",))
+    rig.actor.sync(engine)
+    engine.fail_on = {"pause_generation"}
+
+    with pytest.raises(SyncFailed):
+        rig.actor.sync(engine)
+
+    assert (rig.state, rig.actor.facts.engines) == ("RESIDENT", {"mute": None})
+
+
 class Rude(FakeEngine):
     """Raises what no engine should, and goes on doing so."""
 

@@ -125,7 +125,7 @@ class SyncSession:
     def _abort(self, engine: RolloutEngine, facts: Facts, source: Source) -> bool:
         """Whether it holds no version now. Never raises: an engine that can not even be told holds none either."""
         if engine.name not in self.touched:
-            return engine.weight_version is None  # as one that died
+            return _holds_nothing(engine)
         if self.outcomes[engine.name] in ("untouched", "updated"):
             self.outcomes[engine.name] = "aborted"
         self._tell(engine, engine.abort_update)
@@ -142,6 +142,14 @@ class SyncSession:
             say()
         except Exception as error:
             self.outcomes[engine.name] += f"; then: {error}"
+
+
+def _holds_nothing(engine: RolloutEngine) -> bool:
+    """As one that died, or does not answer."""
+    try:
+        return engine.weight_version is None
+    except Exception:
+        return True
 
 
 def sync_lease(facts: Facts) -> Lease:

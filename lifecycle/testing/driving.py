@@ -16,7 +16,7 @@ from lifecycle.testing.expectation import Expected, Reader, Scope
 from lifecycle.testing.subjects import Contents, Subject, Tensors, bits, different_names, make_subject, same_bits
 from lifecycle.testing.trouble import CopyingEngine, Fault, FlakyStore, TightArena
 from lifecycle.versions import ACTOR, lost_tags
-from states.resources import Region
+from states.resources import Copy, Region
 
 POISON = 0xCB
 TAGS = ("ref", "old")
@@ -106,9 +106,17 @@ class Driver:
         if self.expected.leftover and name not in ("end_training", "abort_training"):
             settled = self.settle()
             return self.ask(act, allowed and settled and self.may(name, tag, of), unchanged=False)
-        return self.ask(act, allowed and self.may(name, tag, of), fault)
+        final = name in ("sleep", "discard_grads")
+        return self.ask(act, allowed and self.may(name, tag, of), fault, final=final)
 
-    def ask(self, act: Callable[[], object], allowed: bool, fault: Fault | None = None, unchanged: bool = True) -> bool:
+    def ask(
+        self,
+        act: Callable[[], object],
+        allowed: bool,
+        fault: Fault | None = None,
+        unchanged: bool = True,
+        final: bool = False,
+    ) -> bool:
         """Whether it came about. What was refused or undone has changed nothing."""
         before, moved = self.seen(), self.moved()
         error = self.attempt(act, fault)
@@ -121,7 +129,7 @@ class Driver:
         elif not self.hit(fault):
             raise error
         else:
-            self.stopped(error, before)
+            self.stopped(error, before, fault, final)
         return False
 
     def refused(self, error: BaseException, before: dict[str, Any], moved: Any, unchanged: bool = True) -> None:
@@ -155,8 +163,11 @@ class Driver:
     def hit(self, fault: Fault | None) -> bool:
         return fault is not None and bool(fault.fired or self.store.refused)
 
-    def stopped(self, error: BaseException, before: dict[str, Any]) -> None:
-        """An event was made to fail: it was undone, or the actor is FAULTED."""
+    def stopped(self, error: BaseException, before: dict[str, Any], fault: Fault | None, final: bool = False) -> None:
+        """An event was made to fail: it was undone, or the actor is FAULTED.
+
+        FAULTED only where undoing was made to fail too, or where the event has a point of no return (``final``).
+        """
         if not isinstance(error, LifecycleError | KeyboardInterrupt):
             raise error
         assert isinstance(error, Faulted) or not isinstance(error, TransitionRefused), error
@@ -164,7 +175,8 @@ class Driver:
         if isinstance(error, EffectFailed):
             assert error.rolled_back is not faulted
         if faulted:
-            assert not self.store.refused or before["state"].startswith("FAULTED"), "no room is no fault"
+            undoable = self.store.refused or (fault is not None and fault.fired < 2 and not final)
+            assert before["state"].startswith("FAULTED") or not undoable, "a fault, but it could be undone"
             self.fall()
         else:
             assert self.seen() == before
@@ -365,6 +377,8 @@ class Driver:
         held = {part for part in facts.copies if facts.parts[part].nbytes}
         assert {part for part, buffer in world.buffers.items() if buffer.nbytes} == held
         assert world.pool.in_use == len(world.buffers)
+        for lease in facts.leases:
+            assert {part for part, place in lease.sources.items() if place is not Copy.DEVICE} <= facts.copies.keys()
         if self.adapter is not None:
             assert self.adapter.groups == facts.groups_up == (self.expected.shown is not None)
 
