@@ -16,7 +16,7 @@ from lifecycle.outcome import Settings, after, during, rotated
 from lifecycle.versions import ACTOR, Facts, shown
 from lifecycle.work import Action, Call, Probe, actions
 from states.resources import Fact, Region, Slot
-from states.spec import FlatRow, Guard, MachineSpec, State, flat_rows, flat_states
+from states.spec import FlatRow, Guard, MachineSpec, State, Use, flat_rows, flat_states
 
 
 @frozen
@@ -66,6 +66,7 @@ class Table:
     states: Mapping[str, ActorState]
     names: Mapping[str, str]  # flat state to what users read, "SWITCHED(ref)"
     shown: Mapping[str, str | None]  # flat state to the tag whose version the device shows there
+    uses: Mapping[str, Use]
     rows: Mapping[tuple[str, str, str | None], tuple[FlatRow, ...]]
     all_rows: tuple[FlatRow, ...] = field(repr=False)
 
@@ -80,7 +81,8 @@ class Table:
         states = {name: _user_state(*found) for name, found in flat_states(spec, tags).items()}
         names = {name: str(state) for name, state in states.items()}
         shown = {name: _shown(spec, states, name) for name in states}
-        return cls(spec, tags, states, names, shown, rows, flat)
+        uses = {use.operation: use for use in spec.uses}
+        return cls(spec, tags, states, names, shown, uses, rows, flat)
 
     def candidates(self, event: str, source: str, tag: str | None) -> tuple[FlatRow, ...]:
         """Rows for this very tag, or else rows whose choice the tag does not take part in."""

@@ -1,0 +1,61 @@
+"""What the hooks on model and optimizer ask the controller, and tell it (``adapters.base.Gate``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve
+
+from lifecycle.errors import Faulted, TransitionRefused
+from lifecycle.plan import allowed_events, holds
+from lifecycle.steps import Steps
+from lifecycle.work import Call
+from states.resources import Fact
+
+
+class HookGate(Steps):
+    """Answers from the table's uses; turns optimizer steps outside a phase into phases of one step."""
+
+    def permit(self, operation: str) -> None:
+        """Raise TransitionRefused unless the table allows this operation here."""
+        use, state = self._table.uses[operation], self._table.states[self._machine.state]
+        if Fact.WORKING in use.forbids and self._left_over():
+            self._fire("abort_training")
+        row = self._table.all_rows[0]  # conditions of a use do not depend on a row
+        facts, call = self.facts, Call(operation, self.facts)
+
+        def true(fact: Any) -> bool:
+            return holds(fact, facts, call, row, self._world)
+
+        ready = all(map(true, use.needs)) and not any(map(true, use.forbids))
+        if ready and (state.name in use.states or any(map(true, use.or_when))):
+            return
+        if state.name == "FAULTED":
+            raise Faulted(operation, self._fault_effect)
+        allowed = allowed_events(self._table, self._machine.state)
+        raise TransitionRefused(operation, str(self.state), allowed, use.reason, use.advice)
+
+    def content_epoch(self) -> int:
+        return self._world.epoch
+
+    def backward_seen(self) -> None:
+        if self.facts.phase is None and not self.facts.backward_seen:
+            with self._exclusive("backward", wait=True):
+                self._executor.facts = evolve(self.facts, backward_seen=True)
+
+    def step_begins(self) -> None:
+        self.permit("step")
+        phase = self.facts.phase
+        if phase is None or phase.implicit:  # one left over is aborted first
+            self._fire("begin_training", implicit=True)
+        with self._exclusive("step", wait=True):
+            phase = self.facts.phase
+            assert phase is not None
+            self._executor.facts = evolve(self.facts, phase=evolve(phase, steps=phase.steps + 1))
+
+    def step_ends(self) -> None:
+        if self.facts.phase is not None and self.facts.phase.implicit:
+            self._fire("end_training")
+
+    def optimizer_loaded(self) -> None:
+        self._fire("load_optimizer")
