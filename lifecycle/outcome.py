@@ -174,7 +174,7 @@ def _phase_settled(facts: Facts, action: Action, result: Measured | None, call: 
         return v.end_phase(facts, parts)
     backups = dict(facts.backups)
     device = dict(facts.device)
-    if phase.optimizer_base is not None and optimizer_back:
+    if optimizer_back:
         backups[Slot.OPTIMIZER] = phase.optimizer_base
         if not phase.steps:
             device[Slot.OPTIMIZER] = phase.optimizer_base
@@ -190,7 +190,7 @@ def _phase_settled(facts: Facts, action: Action, result: Measured | None, call: 
 
 def _optimizer_restorable(facts: Facts) -> bool:
     phase = facts.phase
-    return phase is not None and (phase.optimizer_base is None or phase.optimizer_base in facts.copies)
+    return phase is not None and phase.optimizer_base in facts.copies
 
 
 def _load_opened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -284,10 +284,8 @@ def _business_closed(facts: Facts, action: Action, result: Any, call: Call, sett
         facts = evolve(facts, load=None)
     if facts.phase is None:
         return facts
-    slots = facts.versions[facts.phase.version].parts
-    if all(slot in facts.device for slot in slots):
-        return v.end_phase(facts, {slot: facts.device[slot] for slot in slots})
-    return evolve(facts, tags={**facts.tags, ACTOR: facts.phase.base}, phase=None)
+    slots = facts.versions[facts.phase.version].parts  # all on the device: nothing is paused inside a phase
+    return v.end_phase(facts, {slot: facts.device[slot] for slot in slots})
 
 
 def _copies_freed(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -308,11 +306,9 @@ _AFTER: dict[str, After] = {
     "resume": _resumed,
     "copy_in": _copied_in,
     "open_phase": _phase_opened,
-    "cancel_phase": lambda facts, *_: v.cancel_phase(facts),
     "freeze_phase": _phase_frozen,
     "settle_phase": _phase_settled,
     "open_load": _load_opened,
-    "cancel_load": lambda facts, *_: v.cancel_load(facts),
     "freeze_load": _load_frozen,
     "reopen_load": _load_reopened,
     "drop_load": lambda facts, *_: v.drop_load(facts),

@@ -11,7 +11,6 @@ written (open phase, open load) has no fingerprint yet. Every function here is p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -54,7 +53,7 @@ class Phase:
     version: int
     base: int
     base_device: Mapping[Slot, int]
-    optimizer_base: int | None
+    optimizer_base: int
     implicit: bool = False
     steps: int = 0
 
@@ -202,7 +201,7 @@ def referenced_parts(facts: Facts) -> set[int]:
     """Parts that must not lose their last copy."""
     held = {part for version in referenced_versions(facts) for part in facts.versions[version].parts.values()}
     held |= set(facts.backups.values())
-    if facts.phase is not None and facts.phase.optimizer_base is not None:
+    if facts.phase is not None:
         held.add(facts.phase.optimizer_base)
     return held
 
@@ -250,24 +249,14 @@ def open_phase(facts: Facts, nbytes: Mapping[Slot, int], implicit: bool) -> Fact
     """'actor' points at a working version; its base and optimizer state stay referenced until the phase ends."""
     base, device = facts.version_of(ACTOR), facts.device
     facts, version = work_on(facts, ACTOR, nbytes)
-    optimizer = facts.backups.get(Slot.OPTIMIZER)
-    if optimizer is not None:
-        facts, ids = fresh_parts(facts, [Slot.OPTIMIZER], nbytes)
-        facts = evolve(facts, backups={**facts.backups, **ids})
+    optimizer = facts.backups[Slot.OPTIMIZER]
+    facts, ids = fresh_parts(facts, [Slot.OPTIMIZER], nbytes)
     return evolve(
         facts,
+        backups={**facts.backups, **ids},
         tags={**facts.tags, ACTOR: version.id},
         phase=Phase(version.id, base.id, device, optimizer, implicit),
     )
-
-
-def cancel_phase(facts: Facts) -> Facts:
-    """Nothing was written: everything is as it was before the phase."""
-    phase = facts.phase
-    if phase is None:
-        return facts
-    backups = facts.backups if phase.optimizer_base is None else {**facts.backups, Slot.OPTIMIZER: phase.optimizer_base}
-    return evolve(facts, tags={**facts.tags, ACTOR: phase.base}, device=phase.base_device, backups=backups, phase=None)
 
 
 def measured(facts: Facts, slot: Slot, tensors: Mapping[str, str], fingerprint: str, nbytes: int) -> tuple[Facts, int]:
@@ -302,12 +291,6 @@ def open_load(facts: Facts, tag: str, nbytes: Mapping[Slot, int]) -> Facts:
     before = facts.device
     facts, version = work_on(facts, tag, nbytes)
     return evolve(facts, load=Load(tag, version.id, before))
-
-
-def cancel_load(facts: Facts) -> Facts:
-    if facts.load is None:
-        return facts
-    return evolve(facts, device=facts.load.device_before, load=None)
 
 
 def end_load(facts: Facts, parts: Mapping[Slot, int]) -> Facts:
@@ -385,7 +368,3 @@ def released(facts: Facts, lease: int) -> Facts:
 
 def with_engines(facts: Facts, names: Iterable[str], version: int | None) -> Facts:
     return evolve(facts, engines={**facts.engines, **dict.fromkeys(names, version)})
-
-
-def change(facts: Facts, **fields: Any) -> Facts:
-    return evolve(facts, **fields)

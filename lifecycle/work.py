@@ -119,8 +119,6 @@ def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:
 
 
 def _copy_out(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
-    if call.event == "sleep" and Region.WEIGHTS in call.keep:
-        return
     for slot in _touched_slots(facts, call):
         part = facts.device[slot]
         if not well_copied(facts, part) and _wanted_elsewhere(facts, call, part):
@@ -311,14 +309,12 @@ WORK: dict[str, Work] = {
     "restore_weights": _restore_weights,
     "restore_shown": _restore_shown,
     "open_phase": _always("open_phase"),
-    "cancel_phase": _always("cancel_phase"),
     "zero_grads": _zero_grads,
     "freeze_version": _always("freeze_phase"),
     "settle_phase": _always("settle_phase"),
     "restore_base": _restore_base,
     "restore_actor": _restore_actor,
     "open_load": _always("open_load"),
-    "cancel_load": _always("cancel_load"),
     "freeze_load": _always("freeze_load"),
     "reopen_load": _reopen_load,
     "copy_out_loaded": _copy_out_loaded,

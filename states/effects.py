@@ -130,9 +130,8 @@ EFFECTS: tuple[Effect, ...] = (
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.WORKING],
         takes=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
-        inverse="cancel_phase",
+        harmless=True,  # the last effect of its rows: it has either opened the phase or changed nothing
     ),
-    Effect("cancel_phase", "Nothing was trained yet: 'actor' points at its version again.", takes=[Fact.WORKING]),
     Effect("zero_grads", "Gradients that a sleep discarded come back as zeros.", gives=[Fact.GRADS], harmless=True),
     Effect(
         "freeze_version",
@@ -164,9 +163,8 @@ EFFECTS: tuple[Effect, ...] = (
         needs=[Fact.VERSION_SHOWN, Fact.VERIFIED, Fact.VERSIONS_COPIED],
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.LOADING],
-        inverse="cancel_load",
+        harmless=True,  # the last effect of its rows
     ),
-    Effect("cancel_load", "Nothing was written yet: the device shows its version.", takes=[Fact.LOADING]),
     Effect(
         "freeze_load",
         "Fingerprint what was written; it is the tag's new version.",

@@ -109,7 +109,7 @@ class Case:
             self.model.body.weight.data.add_(1.0)
 
     def _at_switched(self, sync: dict) -> None:
-        if self.row.event == "switch" and self.row.match == "actor" or self.row.event == "close":
+        if (self.row.event == "switch" and self.row.match == "actor") or self.row.event == "close":
             self.actor.sleep()
             self.actor.wake_up("ref")  # optimizer memory stays released
         else:

@@ -536,7 +536,7 @@ def test_rebuilt_optimizer_is_a_new_one(name):
 
 
 def test_rebuilding_puts_everything_back():
-    """Tensors are the same objects, plain values are what they were, entries the same dictionaries; the rest is gone."""
+    """Tensors and entries are the same objects, plain values are what they were; the rest is gone."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     optimizer = Keeping([model[0].weight])
     optimizer.step()
