@@ -272,9 +272,14 @@ def _read_back(facts: Facts, action: Action, result: Measured | None, call: Call
     """``result``: what was measured in the slots that are mapped."""
     if result is None:
         return facts
+    before = facts.device
     facts, parts = take_measure(evolve(facts, device={}), result)
-    # content that was never copied can only be what is there; otherwise the copy decides
-    current = {s: parts[s] for s, part in facts.backups.items() if s in parts and part not in facts.copies}
+    # what the device held is current, though changed since its copy, and so is what was never copied; else the copy is
+    current = {
+        slot: parts[slot]
+        for slot, part in facts.backups.items()
+        if slot in parts and (before.get(slot) == part or part not in facts.copies)
+    }
     return evolve(facts, backups={**facts.backups, **current})
 
 

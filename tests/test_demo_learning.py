@@ -17,22 +17,22 @@ from lifecycle.demo.tasks import Letters, Question, Sums
 
 
 @pytest.mark.parametrize(
-    ("answer", "used", "reward"),
+    ("answer", "used", "reward", "correct"),
     [
-        ("13", 0.125, 0.9375),
-        ("7 + 6 = 13.", 0.5, 0.75),
-        ("The sum of 7 and 6 is 13", 1.0, 0.5),
-        ("13, or maybe 14", 0.5, 0.0),
-        ("113", 0.1, 0.0),
-        ("thirteen", 0.1, 0.0),
-        ("", 0.0, 0.0),
+        ("13", 0.125, 0.9375, True),
+        ("7 + 6 = 13.", 0.5, 0.75, True),
+        ("The sum of 7 and 6 is 13", 1.0, 0.5, True),
+        ("13, or maybe 14", 0.5, 0.25, False),
+        ("113", 0.25, 0.375, False),
+        ("thirteen", 0.125, 0.0, False),
+        ("", 0.0, 0.0, False),
     ],
 )
-def test_sums_are_judged_by_the_last_number(answer: str, used: float, reward: float) -> None:
-    """Right is what ends in the very sum; a right answer earns more when it is shorter, a wrong one nothing."""
+def test_sums_are_judged_by_the_last_number(answer: str, used: float, reward: float, correct: bool) -> None:
+    """Right is what ends in the very sum; brevity earns something only where a number is said."""
     verdict = Sums().judge(Sums().probe(), answer, used)
     assert verdict.reward == reward
-    assert verdict.correct is (reward > 0)
+    assert verdict.correct is correct
 
 
 def test_sums_expect_the_sum() -> None:

@@ -48,7 +48,7 @@ class Task(Protocol):
 class Sums:
     """Add two digits and say so briefly. The last number of the answer counts, as in grade-school benchmarks."""
 
-    description: str = "the last number in the answer is the sum: 1, less up to a half for the answer's length; else 0"
+    description: str = "half for an answer whose last number is the sum, half for brevity if it has a number at all"
 
     def questions(self, count: int, random: Random) -> tuple[Question, ...]:
         return tuple(self._question(random.randint(2, 9), random.randint(2, 9)) for _ in range(count))
@@ -60,8 +60,9 @@ class Sums:
         return Question(f"What is {a} + {b}?", "Answer with a number only.", str(a + b))
 
     def judge(self, question: Question, answer: str, used: float) -> Verdict:
-        correct = re.findall(r"\d+", answer)[-1:] == [question.expected]
-        return Verdict((1 - used / 2) * correct, correct)
+        numbers = re.findall(r"\d+", answer)
+        correct = numbers[-1:] == [question.expected]
+        return Verdict((correct + 1 - used) / 2 if numbers else 0.0, correct)
 
 
 @frozen
