@@ -5,6 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 GPU := $(shell if [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1; then echo yes; fi)
 
 ifeq ($(GPU),yes)
@@ -27,10 +28,10 @@ demo: $(VENV)/.demo
 	$(BIN)/lifecycle demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest $(if $(GPU),,-m "not gpu") $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(if $(GPU),,-m "not gpu") $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
