@@ -48,6 +48,7 @@ class Driver:
             "b": CopyingEngine("b", transports=("shared_memory",)),
         }
         self.structure = self.subject.structure()
+        self.kept: Tensors = {}  # optimizer state of an earlier visit
 
     def attach(self, config: LifecycleConfig, host: str, busy: bool) -> None:
         """``busy``: with workspaces and process groups."""
@@ -106,6 +107,9 @@ class Driver:
         if self.expected.leftover and name not in ("end_training", "abort_training"):
             settled = self.settle()
             return self.ask(act, allowed and settled and self.may(name, tag, of), unchanged=False)
+        if fault is not None:  # one of what there is to do
+            planned = self.actor.plan(name, tag, of).effects
+            fault.at %= max(1, sum(len(effect.actions) for effect in planned))
         final = name in ("sleep", "discard_grads")
         return self.ask(act, allowed and self.may(name, tag, of), fault, final=final)
 
@@ -323,6 +327,14 @@ class Driver:
         self.subject.forward(0).backward()  # type: ignore[no-untyped-call]
 
     # what must hold after every rule
+
+    def check(self) -> None:
+        self.check_state()
+        self.check_books()
+        self.check_tags()
+        self.check_device()
+        self.check_refusals()
+        self.age += 1
 
     def check_state(self) -> None:
         actor, shown = self.actor, self.expected.shown

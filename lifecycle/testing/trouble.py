@@ -92,9 +92,13 @@ class TightArena(ArenaBackend):
 class CopyingEngine(FakeEngine):
     """A fake engine that keeps weights of its own, like a real one: copied out of whatever transport it is given."""
 
+    corrupts = False  # whether some of what it keeps is not what it was given
+
     def begin_update(self, manifest: UpdateManifest, transport: Transport) -> None:
         super().begin_update(manifest, transport)
         self.weights = {name: tensor.clone() for name, tensor in received(manifest, transport).items()}
+        if self.corrupts:
+            next(iter(self.weights.values())).add_(1)
 
 
 def received(manifest: UpdateManifest, transport: Any) -> dict[str, Tensor]:
