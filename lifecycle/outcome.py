@@ -204,10 +204,16 @@ def _load_frozen(facts: Facts, action: Action, result: Measured | None, call: Ca
 
 
 def _load_reopened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    """Open again while the device holds what was written, and given up where it shows what it showed.
+
+    Where it holds neither, the copy of what was written is all that this event has left, and the tag keeps it.
+    """
     before = call.before
     assert before.load is not None
-    working = before.versions[before.load.version]
     tags = {**facts.tags, before.load.tag: before.tags[before.load.tag]}
+    if not v.shown(facts, before.load.version):
+        return evolve(facts, tags=tags) if v.shown(facts, tags[call.shown or ACTOR]) else facts
+    working = before.versions[before.load.version]
     facts = evolve(facts, versions={**facts.versions, working.id: working}, tags=tags, load=before.load)
     parts = {**facts.parts, **{p: before.parts[p] for p in working.parts.values()}}
     return evolve(facts, parts=parts, device={**facts.device, **working.parts})

@@ -13,7 +13,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from lifecycle.errors import NoReadableCopy
-from lifecycle.versions import ACTOR, Facts, shown, well_copied
+from lifecycle.versions import ACTOR, Facts, well_copied
 from states.resources import SLOT_REGION, VERSION_SLOTS, Region, Slot
 
 
@@ -133,10 +133,7 @@ def _copy_out_loaded(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]
 
 
 def _reopen_load(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
-    """Only while the device still holds what was loaded; once that is overwritten, its host copy is the version."""
-    load = call.before.load
-    assert load is not None
-    return (Action("reopen_load"),) if facts.load is None and shown(facts, load.version) else ()
+    return (Action("reopen_load"),) if facts.load is None else ()
 
 
 def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:

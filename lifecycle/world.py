@@ -20,7 +20,7 @@ from lifecycle.manifest import Manifest, PartLayout, TensorSpec
 from lifecycle.memory.base import MemoryBackend
 from lifecycle.outcome import Measured, Settings, take_measure
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, well_copied
+from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, version_parts, well_copied
 from lifecycle.work import Action, Call
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
@@ -217,8 +217,7 @@ class World:
 
     def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
-        assert action.part is not None
-        part = facts.parts[action.part]
+        part = facts.parts[facts.device[action.slot]]  # another one than planned, where all were adopted just before
         expected, got = self._differences(action.slot, part)
         if expected == got:
             return None, 0
@@ -226,16 +225,21 @@ class World:
         changed = [name for name in expected if expected[name] != got[name]]
         if self.config.on_untracked == "refuse":
             raise UntrackedChange(tag, facts.tags[tag], changed)
-        losing = [
-            t for t, version in facts.tags.items() if t != tag and part.id in facts.versions[version].parts.values()
-        ]
-        if losing and part.id not in facts.copies:
+        found = self.measure(slot for slot in VERSION_SLOTS if slot in facts.device)
+        if losing := self._losing(found, facts, tag):
             advice = (
                 f"Adopting them would leave {', '.join(losing)} without any copy: call adopt(), which moves those tags "
                 "along, or load their weights again with loading(tag)."
             )
             raise UntrackedChange(tag, facts.tags[tag], changed, advice)
-        return self.measure([action.slot]), 0
+        return found, 0
+
+    def _losing(self, found: Measured, facts: Facts, shown: str) -> list[str]:
+        """Other tags with a part that was on the device alone, and no longer is what is there."""
+        held = {slot: facts.parts[facts.device[slot]] for slot in found.fingerprints}
+        gone = {part.id for slot, part in held.items() if part.fingerprint != found.fingerprints[slot]}
+        gone -= facts.copies.keys()
+        return [t for t, at in facts.tags.items() if t != shown and not gone.isdisjoint(version_parts(facts, at))]
 
     def _check_copies(self, action: Action, facts: Facts, call: Call) -> Done:
         for tag in lost_tags(facts):

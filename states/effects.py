@@ -175,7 +175,7 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "reopen_load",
-        "The load is open again, while the device still holds what was written.",
+        "The load is open again while the device holds what was written, and given up where it shows what it showed.",
         gives=[Fact.LOADING],
         harmless=True,
     ),
