@@ -142,8 +142,12 @@ class ActorLifecycle(HookGate):
 
     def plan(self, event: str, tag: str | None = None, of: str | None = None) -> Plan:
         """What the event would do, or why it is refused. Never acts. ``"sync"`` means its first half, until SYNCING."""
+        event = "start_sync" if event == "sync" else event
+        known = [known.name for known in self._table.spec.events]
+        if event not in known:
+            raise ValueError(f"unknown event {event!r}; known: {', '.join(known)}")
         tag = ACTOR if tag is None and event == "wake_up" else tag
-        call = self._call("start_sync" if event == "sync" else event, tag=tag, of=of)
+        call = self._call(event, tag=tag, of=of)
         settings, margin = self._world.settings(), self.config.memory_margin_bytes
         return make_plan(self._table, self._machine.state, self.facts, call, self._world, settings, margin)
 
@@ -286,7 +290,8 @@ class ActorLifecycle(HookGate):
         self._known("sync", tag)
         began = time.perf_counter()
         by_name = _by_name(engines)
-        session = SyncSession(by_name, self._world.store.shared, pause_mode)
+        unsure = [name for name, version in self.facts.engines.items() if version is None]
+        session = SyncSession(by_name, self._world.store.shared, pause_mode, unsure)
         rotate = tuple(rotate)
         for name in (name for pair in rotate for name in pair):
             self._known("sync", name)

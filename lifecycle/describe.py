@@ -34,6 +34,7 @@ class Described:
     guards: tuple[str, ...] = ()
     effects: tuple[DescribedEffect, ...] = ()
     refusal: str | None = None
+    when: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,6 +55,7 @@ def describe(spec: MachineSpec, event: str, source: str, tag: str | None, tags: 
     """
     table = Table.of(spec, ("actor", *tags))
     flat = flat_source(table, source)
+    event = "start_sync" if event == "sync" else event
     if event not in {known.name for known in spec.events}:
         raise ValueError(f"unknown event {event!r}; known: {', '.join(e.name for e in spec.events)}")
     if tag is not None and tag not in table.tags:
@@ -71,6 +73,7 @@ def describe(spec: MachineSpec, event: str, source: str, tag: str | None, tags: 
             table.names[row.target],
             tuple(f"{guard.name}: not if {guard.reason}" for guard in row.guards),
             tuple(DescribedEffect(e.name, e.doc, e.inverse, not e.undoable) for e in row.effects),
+            when=", ".join([*row.row.when, *(f"not: {fact}" for fact in row.row.unless)]),
         )
         for row in rows
     ]

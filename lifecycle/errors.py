@@ -102,8 +102,9 @@ class UntrackedChange(LifecycleError):
         self.tag, self.version, self.names = tag, version, tuple(names)
         shown = ", ".join(self.names[:5]) + (f" and {len(self.names) - 5} more" if len(self.names) > 5 else "")
         default = (
-            "Write weights inside training() or loading(tag); call adopt() to make what the device holds now "
-            "the tag's new version, or set on_untracked='adopt'."
+            "Call adopt() to make what the device holds now the tag's new version. Write weights inside training() or "
+            "loading(tag), and use model.eval() outside phases where a forward changes buffers; or set "
+            "on_untracked='adopt'."
         )
         super().__init__(
             f"the device no longer holds version {version} of {tag!r}: changed behind the controller's back: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from lifecycle.errors import Faulted, LifecycleError, NoReadableCopy, TransitionRefused, UnknownTag
 from lifecycle.outcome import Settings, after, during, rotated
@@ -192,9 +192,24 @@ def _applies(row: FlatRow, facts: Facts, call: Call, probe: Probe) -> bool:
 
 def allowed_events(table: Table, source: str) -> list[str]:
     """What a caller may ask for in this flat state, by name, in the order of the table."""
-    internal = {event.name for event in table.spec.events if event.internal}
-    seen = dict.fromkeys(row.row.event for row in table.all_rows if row.source == source)
-    return [event for event in seen if event not in internal]
+    return _public(table, (row.row.event for row in table.all_rows if row.source == source))
+
+
+def _public(table: Table, events: Iterable[str]) -> list[str]:
+    """Names that callers use, each once; start_sync is the beginning of what they call sync."""
+    internal = {event.name for event in table.spec.events if event.internal} - {"start_sync"}
+    return ["sync" if event == "start_sync" else event for event in dict.fromkeys(events) if event not in internal]
+
+
+def allowed_now(table: Table, source: str, facts: Facts, call: Call, probe: Probe, margin: int) -> list[str]:
+    """Those of ``allowed_events`` that, for some tag, no guard refuses now."""
+    open_rows = (
+        row
+        for row in table.all_rows
+        if row.source == source
+        and failed_guard(row, facts, evolve(call, event=row.row.event, tag=row.tag), probe, margin) is None
+    )
+    return _public(table, (row.row.event for row in open_rows))
 
 
 def find_row(
@@ -215,7 +230,8 @@ def find_row(
     if Fact.MEMORY_SHORT in guard.forbids:
         needed, free = region_needs(facts, row, probe), probe.available_bytes()
         reason += f": {needed} bytes needed, with a margin of {margin}, and {free} are free"
-    return TransitionRefused(call.event, str(state), allowed_events(table, source), reason, guard.advice)
+    allowed = allowed_now(table, source, facts, call, probe, margin)
+    return TransitionRefused(call.event, str(state), allowed, reason, guard.advice)
 
 
 def no_row(table: Table, source: str, call: Call) -> TransitionRefused:

@@ -16,7 +16,7 @@ def show_described(found: Iterable[Described], console: Console | None = None) -
         if one.refusal is not None:
             console.print(one.refusal, markup=False)
             continue
-        title = f"{one.event}: {one.source} → {one.target}"
+        title = f"{one.event}: {one.source} → {one.target}" + (f" ({one.when})" if one.when else "")
         table = Table(title=title, caption="; ".join(one.guards), title_style="bold")
         for heading in ("effect", "what it does", "undone by"):
             table.add_column(heading, overflow="fold")

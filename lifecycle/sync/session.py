@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lifecycle.errors import EngineError, VerificationFailed
@@ -51,11 +51,21 @@ def choose_transport(engine: RolloutEngine, host_is_shared: bool) -> str:
 
 
 class SyncSession:
-    """Made for one sync, used by the thread that runs it."""
+    """Made for one sync, used by the thread that runs it.
 
-    def __init__(self, engines: Mapping[str, RolloutEngine], host_is_shared: bool, mode: PauseMode) -> None:
+    ``unsure``: engines whose last update was cut off, perhaps without its being told: it is aborted first.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, RolloutEngine],
+        host_is_shared: bool,
+        mode: PauseMode,
+        unsure: Collection[str] = (),
+    ) -> None:
         self.engines = dict(engines)
         self.mode = mode
+        self.unsure = frozenset(unsure)
         self.touched: set[str] = set()
         self.paused: set[str] = set()
         self.updating: set[str] = set()
@@ -99,6 +109,8 @@ class SyncSession:
         lease = sync_lease(facts)
         self.touched.add(engine.name)
         self.updating.add(engine.name)
+        if engine.name in self.unsure:
+            engine.abort_update()
         engine.begin_update(manifest_of(facts, lease, source), self._transport(engine.name, facts, lease, source))
         self.sent_bytes[engine.name] = sum(facts.parts[part].nbytes for part in lease.sources)
 
