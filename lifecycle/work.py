@@ -104,9 +104,7 @@ def _verify(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     if not call.verify:
         return
     for slot in _touched_slots(facts, call):
-        part = facts.parts[facts.device[slot]]
-        if part.fingerprint is not None:
-            yield Action("verify", slot, part.id)
+        yield Action("verify", slot, facts.device[slot])
 
 
 def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from attrs import evolve
 from scenarios import assert_equal_weights, engine, load_noise, make_actor, make_busy, train, weights_of
 
 from lifecycle import ActorLifecycle, Faulted, LifecycleError, MissingExtra, RanksDisagree, TransitionRefused
@@ -183,3 +184,103 @@ def test_faulted_says_what_is_lost():
 
     with pytest.raises(Faulted, match="pause_regions failed half-way"):
         actor.wake_up()
+
+
+def test_plan_of_an_unknown_event_names_the_known_ones():
+    """A misspelt event is no refusal but an error of the caller."""
+    with pytest.raises(ValueError, match="unknown event 'slep'"):
+        busy()[0].plan("slep")
+
+
+def test_another_process_is_refused(monkeypatch):
+    """In a process that did not attach the actor every event is refused."""
+    actor, _, _ = busy()
+    with monkeypatch.context() as patch:
+        patch.setattr("lifecycle.steps.os.getpid", lambda: 1)
+        with pytest.raises(TransitionRefused, match="forked"):
+            actor.sleep()
+    actor.sleep()
+
+
+def test_views_that_hang_elsewhere_are_not_sent():
+    """Engines get what a checkpoint has; a view kept as a plain attribute is owned, but is no weight."""
+    model = torch.nn.Linear(4, 4)
+    model.alias = model.weight.detach()
+    actor = ActorLifecycle(model, None, tags=("ref",))
+    one = engine()
+    actor.sync(one)
+
+    assert one.weights.keys() == {"weight", "bias"}
+    actor.close()
+
+
+def test_copy_that_stops_half_way_is_no_copy():
+    """A copy to the host that raises gives its buffer back, and the next attempt makes a whole one."""
+    actor, _, _ = busy()
+    expected, backend = weights_of(actor), actor._world.backend
+    in_use = actor._world.pool.in_use
+    copy_out = backend.copy_out
+
+    def broken(slot, buffer):
+        raise OSError("stopped")
+
+    backend.copy_out = broken
+    with pytest.raises(LifecycleError):
+        actor.sleep()
+    assert actor._world.pool.in_use == in_use
+    backend.copy_out = copy_out
+    actor.sleep()
+
+    assert_equal_weights(expected, weights_of(actor))
+
+
+def test_close_tells_what_it_could_not_bring_back(tmp_path):
+    """Closing a faulted actor does what it can; what fails is told in the journal."""
+    actor, _, _ = busy()
+    actor.sleep()
+    with failing(actor, {"restore_rest", "pause_resumed"}), pytest.raises(LifecycleError):
+        actor.wake_up("ref")
+
+    def broken(*_):
+        raise OSError("gone")
+
+    actor._world._bring_slot = broken
+    actor._world.adapter.reload_groups = broken
+    actor.close()
+
+    notes = [record.note for record in actor.journal if record.kind == "note"]
+    assert any("not brought back: gone" in note for note in notes)
+    assert any("groups not brought back: gone" in note for note in notes)
+
+
+def test_sync_whose_undoing_fails_is_a_fault():
+    """Where engines could not even be told, the actor is FAULTED and keeps every tag."""
+    actor, _, _ = busy()
+    expected = weights_of(actor)
+
+    with failing(actor, {"send_weights", "abort_updates"}), pytest.raises(LifecycleError):
+        actor.sync(engine())
+
+    assert actor.state.name == "FAULTED"
+    actor.recover()
+    assert_equal_weights(expected, weights_of(actor))
+
+
+def test_lost_optimizer_state_is_named():
+    """With the weights released and the optimizer's only copy gone, recover() says so and stays FAULTED."""
+    actor, _, _ = busy()
+    actor.sleep()
+    with failing(actor, {"restore_rest", "pause_resumed"}), pytest.raises(LifecycleError):
+        actor.wake_up("ref")
+    for region in ("weights", "rest"):
+        actor._world.backend.pause(region)
+    actor._executor.look_again()
+    lost = actor.facts.backups["optimizer"]
+    copies = {part: place for part, place in actor.facts.copies.items() if part != lost}
+    actor._executor.facts = evolve(actor.facts, copies=copies)
+
+    with pytest.raises(Faulted) as error:
+        actor.recover()
+
+    assert "optimizer" in str(error.value.__cause__)
+    assert actor.state.name == "FAULTED"
