@@ -284,3 +284,23 @@ def test_lost_optimizer_state_is_named():
 
     assert "optimizer" in str(error.value.__cause__)
     assert actor.state.name == "FAULTED"
+
+
+def test_a_copy_made_again_that_fails_keeps_its_buffer():
+    """Where a doubted copy is written anew and that fails, its buffer stays its part's: readers may have it."""
+    actor, _, _ = busy()
+    actor.sleep()
+    actor.wake_up()
+    world = actor._world
+    part = actor.facts.version_of("actor").parts["trained"]
+    in_use, buffer = world.pool.in_use, world.buffers[part]
+
+    def broken(*_):
+        raise OSError("stopped")
+
+    world.backend.copy_out = broken
+    with pytest.raises(OSError, match="stopped"):
+        world._keep_copy("trained", part)
+
+    assert world.pool.in_use == in_use
+    assert world.buffers[part] is buffer
