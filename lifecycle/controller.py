@@ -290,7 +290,7 @@ class ActorLifecycle(HookGate):
         self._known("sync", tag)
         began = time.perf_counter()
         by_name = _by_name(engines)
-        unsure = [name for name, version in self.facts.engines.items() if version is None]
+        unsure = [name for name in by_name if self.facts.engines.get(name) is None]
         session = SyncSession(by_name, self._world.store.shared, pause_mode, unsure)
         rotate = tuple(rotate)
         for name in (name for pair in rotate for name in pair):

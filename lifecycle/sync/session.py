@@ -53,7 +53,8 @@ def choose_transport(engine: RolloutEngine, host_is_shared: bool) -> str:
 class SyncSession:
     """Made for one sync, used by the thread that runs it.
 
-    ``unsure``: engines whose last update was cut off, perhaps without its being told: it is aborted first.
+    ``unsure``: engines of which nobody knows what they hold. An update that was cut off, by us or by whoever drove them
+    before, may be open there: it is aborted first.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ Ordinary code may call these too, for instance to repeat a sequence that ``lifec
     acting = Acting()
     acting.prepare("adamw")
     acting.attach(LifecycleConfig(), "pinned", busy=False)
-    acting.go("ref", None)
+    acting.go("ref")
     acting.check()
 """
 
@@ -28,16 +28,16 @@ class Acting(Driver):
 
     def make_distinct(self) -> None:
         """Every tag gets weights of its own; those of 'actor' are on the device alone."""
-        self.open_load("ref", None)
-        self.write_load(0, some=False)
-        self.leave_load(raises=False, fault=None)
-        self.training(1, 0, raises=False)
-        self.move_tag("old", ACTOR, None)
-        self.training(1, 1, raises=False)
+        self.open_load("ref")
+        self.write_load(0)
+        self.leave_load()
+        self.training(1, 0)
+        self.move_tag("old", ACTOR)
+        self.training(1, 1)
 
     # moving
 
-    def go(self, to: str | None, fault: Fault | None, room: int | None = None, otherwise: bool = False) -> None:
+    def go(self, to: str | None, fault: Fault | None = None, room: int | None = None, otherwise: bool = False) -> None:
         """To sleep (None), or to a tag by the verb that leads there, or ``otherwise`` by the other one."""
         asleep = self.expected.shown is None
         if to is None:
@@ -47,21 +47,21 @@ class Acting(Driver):
         else:
             self.switch(to, fault)
 
-    def sleep(self, fault: Fault | None) -> None:
+    def sleep(self, fault: Fault | None = None) -> None:
         expected, before, pure = self.expected, self.copied_out(), self.expected.copied
         asleep = expected.shown is None
         if self.event("sleep", self.actor.sleep, fault=fault) and not asleep:
             assert not pure or self.copied_out() == before, "copied out once more"
             expected.sleep()
 
-    def wake_up(self, tag: str, fault: Fault | None, room: int | None) -> None:
+    def wake_up(self, tag: str, fault: Fault | None = None, room: int | None = None) -> None:
         asleep, self.arena.room = self.expected.shown is None, room
         fits = room is None or not asleep
         if self.event("wake_up", lambda: self.actor.wake_up(tag), tag, fault=fault, allowed=fits) and asleep:
             self.expected.show(tag)
         self.arena.room = None
 
-    def switch(self, tag: str, fault: Fault | None) -> None:
+    def switch(self, tag: str, fault: Fault | None = None) -> None:
         expected, versions, before = self.expected, self.actor.tags, self.moved()
         one_version = versions.get(tag) == versions.get(expected.shown or "") and not expected.leftover
         if self.event("switch", lambda: self.actor.switch(tag), tag, fault=fault):
@@ -72,18 +72,18 @@ class Acting(Driver):
 
     # training
 
-    def begin_training(self, fault: Fault | None) -> None:
+    def begin_training(self, fault: Fault | None = None) -> None:
         if self.event("begin_training", self.actor.begin_training, fault=fault):
             self.begun()
 
-    def end_training(self, abort: bool, fault: Fault | None) -> None:
+    def end_training(self, abort: bool = False, fault: Fault | None = None) -> None:
         if abort:
             if self.event("abort_training", self.actor.abort_training, fault=fault):
                 self.aborted()
         elif self.event("end_training", self.actor.end_training, fault=fault):
             self.expected.end_phase(self.expected.contents, self.actor.tags[ACTOR])
 
-    def training(self, steps: int, seed: int, raises: bool) -> None:
+    def training(self, steps: int, seed: int, raises: bool = False) -> None:
         def phase() -> None:
             with self.actor.training():
                 self.begun()
@@ -104,7 +104,7 @@ class Acting(Driver):
         self.both(lambda subject: subject.train_step(seed))
         self.expected.trained()
 
-    def step(self, seed: int, raises: bool, fault: Fault | None) -> None:
+    def step(self, seed: int, raises: bool = False, fault: Fault | None = None) -> None:
         """Inside a phase a step of it, else an implicit phase of one step."""
         expected = self.expected
         if raises:
@@ -118,7 +118,7 @@ class Acting(Driver):
             expected.backward_left |= expected.phase is None
             self.implicit_step(fault)
 
-    def implicit_step(self, fault: Fault | None) -> None:
+    def implicit_step(self, fault: Fault | None = None) -> None:
         expected, step = self.expected, self.subject.optimizer.step
         if not self.settle() or self.reading_device:
             assert isinstance(self.attempt(step), TransitionRefused)
@@ -158,7 +158,7 @@ class Acting(Driver):
         if can and not explicit:
             self.expected.begin_phase(implicit=True)
 
-    def compute(self, seed: int, backward: bool, write: bool) -> None:
+    def compute(self, seed: int, backward: bool = False, write: bool = False) -> None:
         """A forward on whatever is shown, and a backward where that is allowed; perhaps after the rest was written."""
         expected = self.expected
         if write and expected.shown is not None:
@@ -182,7 +182,7 @@ class Acting(Driver):
         if self.adapter is not None:
             self.adapter.quantise()
 
-    def drop_grads(self, how: str, fault: Fault | None) -> None:
+    def drop_grads(self, how: str, fault: Fault | None = None) -> None:
         """By the controller, or by the owner, to None or to zeros."""
         expected = self.expected
         if how == "discard":
@@ -193,7 +193,7 @@ class Acting(Driver):
         zeros = {name: torch.zeros_like(grad) for name, grad in expected.grads.items()}
         expected.grads = {} if how == "none" else zeros
 
-    def load_optimizer(self, fault: Fault | None) -> None:
+    def load_optimizer(self, fault: Fault | None = None) -> None:
         """Put in the state that was kept at the last visit, at first none."""
         expected, kept = self.expected, self.kept
         self.twin.hold(Contents(expected.device, expected.rest, kept))
@@ -212,12 +212,12 @@ class Acting(Driver):
 
     # weights from outside
 
-    def open_load(self, tag: str, fault: Fault | None) -> None:
+    def open_load(self, tag: str, fault: Fault | None = None) -> None:
         block = self.actor.loading(tag)
         if self.event("load", block.__enter__, tag, fault=fault):
             self.loading, self.expected.load = block, tag
 
-    def write_load(self, seed: int, some: bool) -> None:
+    def write_load(self, seed: int, some: bool = False) -> None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for number, tensor in enumerate(self.subject.weights.values()):
@@ -225,7 +225,7 @@ class Acting(Driver):
                     tensor.copy_(torch.rand(tensor.shape, generator=generator))
         self.expected.device = self.subject.contents().weights
 
-    def leave_load(self, raises: bool, fault: Fault | None) -> None:
+    def leave_load(self, raises: bool = False, fault: Fault | None = None) -> None:
         expected, block, tag = self.expected, self.loading, self.expected.load
         assert tag is not None
         assert expected.shown is not None
@@ -247,7 +247,7 @@ class Acting(Driver):
         elif error is not None:
             self.stopped(error, before, fault)
 
-    def write_behind(self, how: str, then: str, undo: bool, fault: Fault | None) -> None:
+    def write_behind(self, how: str, then: str, undo: bool = False, fault: Fault | None = None) -> None:
         """Weights change behind the controller's back: the next event that would lose them notices."""
         expected, actor, shown = self.expected, self.actor, self.expected.shown
         if shown is None or not self.may(then):
@@ -322,12 +322,12 @@ class Acting(Driver):
 
     # tags, scopes, readers
 
-    def move_tag(self, tag: str, of: str, fault: Fault | None) -> None:
+    def move_tag(self, tag: str, of: str, fault: Fault | None = None) -> None:
         if self.event("tag", lambda: self.actor.tag(tag, of), tag, of, fault):
             assert self.actor.tags[tag] == self.actor.tags[of]
             self.expected.weights[tag] = self.expected.weights[of]
 
-    def enter_scope(self, tag: str, fault: Fault | None) -> None:
+    def enter_scope(self, tag: str, fault: Fault | None = None) -> None:
         back = self.expected.shown
         block = self.actor.hold() if tag == ACTOR else self.actor.using(tag)
         if tag == back or tag not in ALL:
@@ -339,7 +339,7 @@ class Acting(Driver):
         if entered:
             self.scopes.append(Scope(block, back))
 
-    def leave_scope(self, place: int, raises: bool, fault: Fault | None) -> None:
+    def leave_scope(self, place: int = 0, raises: bool = False, fault: Fault | None = None) -> None:
         """In any order: the last to be left goes back to where the first began."""
         scope = self.scopes[-1 - place % len(self.scopes)]
         innermost = scope is self.scopes[-1]
@@ -379,12 +379,12 @@ class Acting(Driver):
             assert self.expected.shown is not None or not on_device
             self.readers.append(Reader(block, views[0], self.expected.weights[tag], on_device))
 
-    def stop_reading(self, place: int) -> None:
+    def stop_reading(self, place: int = 0) -> None:
         self.stop(self.readers[place % len(self.readers)])
 
     # after a fault, and the end
 
-    def recover(self, fault: Fault | None) -> None:
+    def recover(self, fault: Fault | None = None) -> None:
         if not self.faulted:
             self.event("recover", self.actor.recover)
             return

@@ -139,9 +139,10 @@ def make_subject(optimizer: str = "adamw") -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Assorted()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if optimizer == "adamw":
-        return Subject(model, torch.optim.AdamW(model.parameters(), lr=0.05), ("scale",))
-    return Subject(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), ("scale",))
+        return Subject(model, torch.optim.AdamW(trained, lr=0.05), ("scale",))
+    return Subject(model, torch.optim.SGD(trained, lr=0.05, momentum=0.9), ("scale",))
 
 
 def _attribute(model: Module, path: str) -> Tensor:

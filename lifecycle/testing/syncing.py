@@ -44,7 +44,13 @@ class Syncing(Driver):
     """``sync``, in every state."""
 
     def sync(
-        self, tag: str, names: str, rotate: Rotation, trouble: EngineTrouble | None, restart: bool, fault: Fault | None
+        self,
+        tag: str,
+        names: str = "ab",
+        rotate: Rotation = (),
+        trouble: EngineTrouble | None = None,
+        restart: bool = False,
+        fault: Fault | None = None,
     ) -> None:
         """To engines "a" (in this process) and "b" (shared memory). ``restart`` those that died or hold a newer one."""
         engines = {name: self.engines[name] for name in names}
@@ -57,6 +63,7 @@ class Syncing(Driver):
         held = {name: self.held(engine) for name, engine in engines.items()}
         if trouble is not None:
             trouble.cause(engines[names[trouble.victim]])
+        sick = any(engine.fail_on or engine.die_on or engine.corrupts for engine in engines.values())
         error = self.attempt(lambda: self.actor.sync(list(engines.values()), tag, rotate), fault)
         for engine in self.engines.values():
             engine.fail_on, engine.die_on, engine.corrupts = set(), set(), False
@@ -72,7 +79,7 @@ class Syncing(Driver):
             assert (self.seen(), self.moved()) == (before, moved)
             assert held == {name: self.held(engine) for name, engine in engines.items()}
             return
-        failing = trouble is not None or not all(engine.alive for engine in engines.values())
+        failing = sick or not all(engine.alive for engine in engines.values())
         newer = any(holds is not None and holds > version for holds, _ in held.values())
         if not (failing or newer or self.hit(fault)):
             raise error
