@@ -22,6 +22,7 @@ from lifecycle.errors import (
     UntrackedChange,
     VerificationFailed,
 )
+from lifecycle.own import EffectCall
 from lifecycle.plan import ActorState as State
 from lifecycle.plan import Plan
 from states.resources import Copy, Region
@@ -29,6 +30,7 @@ from states.resources import Copy, Region
 __all__ = [
     "ActorLifecycle",
     "Copy",
+    "EffectCall",
     "EffectFailed",
     "EngineError",
     "Faulted",

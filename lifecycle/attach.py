@@ -10,6 +10,8 @@ from lifecycle.adapters.base import Adapter
 from lifecycle.errors import ManifestError, MissingExtra
 from lifecycle.hoststore.base import HostStore
 from lifecycle.memory.base import MemoryBackend
+from lifecycle.versions import ACTOR
+from states.spec import MachineSpec
 
 
 def make_backend(memory: str | MemoryBackend) -> MemoryBackend:
@@ -48,6 +50,16 @@ def make_adapter(model: Any, optimizer: Any, extra: Sequence[Any], waive: Sequen
     return PlainAdapter(model, optimizer, extra=extra, waive=waive)
 
 
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        raise ValueError(f"tags={tags!r}: give a sequence of names, such as ({tags!r},)")
+    names = tuple(tags)
+    wrong = [name for name in names if not isinstance(name, str) or not name.isidentifier() or name == ACTOR]
+    if wrong or len(set(names)) != len(names):
+        raise ValueError(f"tags={names}: tags are distinct identifiers other than 'actor', which is always there")
+    return names
+
+
 def _need_torch(feature: str) -> None:
     try:
         import torch  # noqa: F401
@@ -64,3 +76,9 @@ def refuse_second_attach(adapter: Adapter, others: Iterable[Collection[int]]) ->
             raise ManifestError(
                 "already attached to another ActorLifecycle", shared, "close() that one first, or use it."
             )
+
+
+def refuse_untrained_optimizer(adapter: Adapter, machine: MachineSpec) -> None:
+    """Raise ValueError if there is an optimizer that this machine never lets step."""
+    if adapter.has_optimizer() and all(row.event != "begin_training" for row in machine.rows):
+        raise ValueError(f"machine {machine.name!r} does not train: attach the model without its optimizer")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lifecycle.demo.options import DemoOptions, ModelName
+from lifecycle.render.options import Detail, Format
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,19 +70,22 @@ def overhead(
 
 @app.command()
 def plan(
-    event: Annotated[str, typer.Argument(help="sleep, wake_up, switch, begin_training, start_sync, …")],
+    event: Annotated[str, typer.Argument(help="sleep, wake_up, switch, begin_training, sync, …")],
     source: Annotated[str, typer.Option("--from", help="The state, such as ASLEEP or 'SWITCHED(ref)'.")],
     tag: Annotated[str | None, typer.Option(help="The event's tag, where it has one.")] = None,
     tags: Annotated[str, typer.Option(help="Declared tags beside 'actor', with commas between.")] = "ref",
+    machine: Annotated[str, typer.Option(help="actor, frozen, or one of your own: MODULE:NAME.")] = "actor",
     as_json: _Json = False,
 ) -> None:
     """What an event does from a state, by the table: guards, and effects in order. Exits with 1 if it is refused."""
     from lifecycle.describe import describe
+    from lifecycle.load import load_machine
     from lifecycle.view import show_described
-    from states.actor import ACTOR
 
+    known = {"actor": "states.actor:ACTOR", "frozen": "states.frozen:FROZEN"}
     try:
-        found = describe(ACTOR, event, source, tag, [name for name in tags.split(",") if name])
+        spec = load_machine(known.get(machine, machine))
+        found = describe(spec, event, source, tag, [name for name in tags.split(",") if name])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
@@ -89,3 +93,52 @@ def plan(
     else:
         show_described(found)
     raise typer.Exit(1 if found[0].refusal else 0)
+
+
+@app.command()
+def diagram(
+    machine: Annotated[
+        str, typer.Argument(help="actor, frozen, rollout, joint, or one of your own: MODULE:NAME.")
+    ] = "actor",
+    kind: Annotated[Format, typer.Option("--format", help="png and pdf need --output.")] = Format.SVG,
+    detail: Annotated[Detail, typer.Option(help="How much is told.")] = Detail.STATES,
+    highlight: Annotated[Path | None, typer.Option(help="A trace as JSON, as `check` writes it.")] = None,
+    tags: Annotated[str | None, typer.Option(help="Declared tags beside 'actor', with commas between.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A file; by default the standard output.")] = None,
+) -> None:
+    """Draw a machine from its table. Exits with 2 when it can not be drawn."""
+    from lifecycle.render.command import command
+
+    raise typer.Exit(command(machine, kind, detail, highlight, tags, output))
+
+
+@app.command()
+def check(
+    machine: Annotated[
+        str, typer.Argument(help="actor, frozen, rollout, colocated, or your own: MODULE:NAME.")
+    ] = "actor",
+    tags: Annotated[str | None, typer.Option(help="Tags beside 'actor', with commas between.")] = None,
+    engines: Annotated[int | None, typer.Option(min=0, max=8, help="How many engines.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Kinds of weights: trained alone, or frozen ones as well.")
+    ] = None,
+    reduce: Annotated[
+        bool, typer.Option("--reduce", help="States that differ in the names of tags or engines are one.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Go on after the first finding: one per invariant.")] = False,
+    ranks: Annotated[int, typer.Option(min=1, max=4, help="How many ranks run the machine together.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many states; proves nothing then.")] = None,
+    spin: Annotated[bool, typer.Option("--spin", help="Ask Spin as well, and compare; needs spin and gcc.")] = False,
+    promela: Annotated[bool, typer.Option("--promela", help="Print the model for Spin, and do nothing else.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write the first counter-example there, for `diagram`.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Explore everything that a machine can do, whatever fails, and look for a way to break what it promises.
+
+    Exits with 1 when a counter-example is found, or the machine is declared wrongly, and with 2 when it can not run.
+    """
+    from lifecycle.checker.command import CheckOptions, command
+
+    names = None if tags is None else tuple(name for name in tags.split(",") if name)
+    size = (names, engines, slots, reduce, every, limit, ranks)
+    raise typer.Exit(command(CheckOptions(machine, *size, spin, promela, trace, as_json)))

@@ -1,7 +1,7 @@
 """The controller: one actor's life cycle, behind the public interface.
 
-How an event runs, from lock to commit, is in ``lifecycle.steps``; what hooks ask is in ``lifecycle.gate``. Here are the
-events by their names, the blocks made of them (phases, loads, scopes, leases), and sync.
+How an event runs, from lock to commit, is in ``lifecycle.steps``; what hooks ask is in ``lifecycle.gate``; scopes and
+readers are in ``lifecycle.scopes``. Here are the events by their names, the blocks made of them, and sync.
 """
 
 from __future__ import annotations
@@ -9,37 +9,46 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from lifecycle import versions as v
 from lifecycle.adapters.base import Adapter
-from lifecycle.attach import make_adapter, make_backend, make_store, refuse_second_attach
+from lifecycle.attach import (
+    checked_tags,
+    make_adapter,
+    make_backend,
+    make_store,
+    refuse_second_attach,
+    refuse_untrained_optimizer,
+)
 from lifecycle.config import LifecycleConfig
 from lifecycle.errors import (
     LifecycleError,
     SyncFailed,
 )
 from lifecycle.executor import Traffic
-from lifecycle.gate import HookGate
 from lifecycle.hoststore.base import HostStore
 from lifecycle.journal import Journal
 from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
-from lifecycle.plan import Plan, Table, make_plan
+from lifecycle.own import Handler, checked_handlers
+from lifecycle.plan import Plan, Table, make_plan, public_events
 from lifecycle.rollout.base import PauseMode, RolloutEngine
+from lifecycle.scopes import Scopes
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Scope, Version
+from lifecycle.versions import ACTOR, Version
+from lifecycle.work import own_facts
 from lifecycle.world import World
 from states.actor import ACTOR as ACTOR_SPEC
 from states.resources import Copy
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from states.spec import MachineSpec
 
 _ATTACHED: WeakSet[ActorLifecycle] = WeakSet()
+_METHODS = frozenset(event.name for event in ACTOR_SPEC.events if not event.internal)  # each has a method
+_WITH_MORE = {"load": "loading(tag), a block", "tag": "tag(name, of)", "sync": "sync(engines)"}
 
 
 @frozen
@@ -54,15 +63,16 @@ class SyncReport:
     transports: Mapping[str, str]
 
 
-class ActorLifecycle(HookGate):
+class ActorLifecycle(Scopes):
     """The life cycle of one training actor.
 
     ``model`` is an ``nn.Module`` or a sequence of them, ``optimizer`` a ``torch.optim.Optimizer``, a sequence of them
     or None. ``tags`` are names for further versions beside ``actor``; at first all point at the weights attached.
     ``extra`` names plain tensor attributes (dotted paths, patterns, or (name, module) pairs) that the actor owns too,
     ``waive`` those that it shall leave alone. ``memory`` and ``host`` choose a memory backend and a host store by
-    name, or are one. Raises ManifestError when something is owned by nobody or by two, and ValueError for bad
-    settings.
+    name, or are one. ``machine`` is the table to obey, ``perform`` has a handler for each effect of its own
+    (``docs/extending.md``). Raises ManifestError when something is owned by nobody or by two, and ValueError for bad
+    settings and for a machine that can not drive this actor.
     """
 
     def __init__(
@@ -77,20 +87,25 @@ class ActorLifecycle(HookGate):
         extra: Sequence[Any] = (),
         waive: Sequence[str] = (),
         adapter: Adapter | None = None,
+        machine: MachineSpec = ACTOR_SPEC,
+        perform: Mapping[str, Handler] | None = None,
     ) -> None:
         config = config or LifecycleConfig()
-        table = Table.of(ACTOR_SPEC, (ACTOR, *_checked_tags(tags)))
+        table = Table.of(machine, (ACTOR, *checked_tags(tags)))
+        handlers = checked_handlers(machine, perform)
         backend, store = make_backend(memory), make_store(host)
         adapter = adapter or make_adapter(model, optimizer, extra, waive)
+        refuse_untrained_optimizer(adapter, machine)
         refuse_second_attach(adapter, [actor._world.attached for actor in _ATTACHED])
         journal = Journal(config.journal, config.journal_records)
-        world = World(adapter, backend, store, config, journal)
+        world = World(adapter, backend, store, config, journal, handlers)
         try:
             parts = world.attach()
         except BaseException:
             journal.close()
             raise
-        facts = v.first_facts(parts, table.tags[1:], backend.resident(), adapter.has_groups(), store.copy)
+        own = own_facts(machine.state(machine.initial).holds)
+        facts = v.first_facts(parts, table.tags[1:], backend.resident(), adapter.has_groups(), store.copy, own)
         super().__init__(table, world, facts)
         adapter.install(self)
         _ATTACHED.add(self)
@@ -106,6 +121,17 @@ class ActorLifecycle(HookGate):
     def __repr__(self) -> str:
         tags = ", ".join(f"{tag}=v{version}" for tag, version in self.facts.tags.items())
         return f"<ActorLifecycle {self.state} {tags}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """The machine as a picture, with the current state marked."""
+        from lifecycle.render.notebook import mimebundle
+
+        return mimebundle(self._table.spec, self._table.tags, str(self.state))
+
+    def _repr_svg_(self) -> str | None:
+        from lifecycle.render.notebook import svg
+
+        return svg(self._table.spec, self._table.tags, str(self.state))
 
     # what is
 
@@ -152,6 +178,21 @@ class ActorLifecycle(HookGate):
         return make_plan(self._table, self._machine.state, self.facts, call, self._world, settings, margin)
 
     # events
+
+    def fire(self, event: str, tag: str | None = None) -> None:
+        """Ask for an event by its name: one of the machine's own, or as the method of that name does.
+
+        Raises ValueError for an event that the machine does not have, or that is not a caller's to ask for.
+        """
+        known = public_events(self._table.spec)
+        if event not in known:
+            raise ValueError(f"there is no event {event!r} to ask for; known: {', '.join(known)}")
+        if event in _WITH_MORE:
+            raise ValueError(f"{event!r} is not asked for by its name alone: use {_WITH_MORE[event]}")
+        if event in _METHODS:
+            getattr(self, event)(*(() if tag is None else (tag,)))
+        else:
+            self._fire(event, tag=tag)
 
     def sleep(self) -> None:
         """Release the device memory. On an ASLEEP actor nothing happens."""
@@ -212,7 +253,7 @@ class ActorLifecycle(HookGate):
         error says why; ``force`` gives them up instead.
         """
         with self._exclusive("close"):
-            closed = self.state.name == "CLOSED"
+            closed = self._table.spec.state(self.state.name).final
             try:
                 self._end_open_business()
                 self._step("close")
@@ -226,51 +267,10 @@ class ActorLifecycle(HookGate):
                 self.journal.close()
 
     def _end_open_business(self) -> None:
-        if self.facts.phase is not None and self.state.name == "RESIDENT":
+        if self.facts.phase is not None and self._answers("abort_training"):
             self._step("abort_training")
-        if self.facts.load is not None and self.state.name in ("RESIDENT", "SWITCHED"):
+        if self.facts.load is not None and self._answers("abort_load"):
             self._step("abort_load")
-
-    # scopes
-
-    @contextmanager
-    def using(self, tag: str) -> Iterator[ActorLifecycle]:
-        """Show the tag inside, and go back to where it was on leaving. Nested uses of one tag move nothing."""
-        scope = self._enter_scope(tag)
-        try:
-            yield self
-        except BaseException as error:
-            self._leave_scope_after(scope, error)
-            raise
-        self._leave_scope(scope)
-
-    @contextmanager
-    def hold(self) -> Iterator[ActorLifecycle]:
-        """Awake and restored inside; leaving the outermost scope goes back to sleep if it was asleep."""
-        with self.using(ACTOR):
-            yield self
-
-    @contextmanager
-    def weights(self, tag: str = ACTOR) -> Iterator[Mapping[str, Tensor]]:
-        """Name to tensor, views of the tag's readable copy, leased while inside. Read-only by contract.
-
-        In any state but FAULTED and CLOSED. Raises NoReadableCopy.
-        """
-        lease = None
-        try:
-            with self._exclusive("weights"):
-                self._known("weights", tag)
-                self.permit("weights")
-                where = v.sources(self.facts, tag)
-                facts, lease = v.leased(self.facts, self.facts.tags[tag], where, "weights")
-                views = self._world.read(facts, lease)
-                self._executor.facts = facts
-            yield views
-        finally:
-            if lease is not None:
-                with self._exclusive("weights", wait=True):
-                    self._executor.facts = v.released(self.facts, lease.id)
-                    self._forget_unreferenced()
 
     # sync
 
@@ -321,7 +321,7 @@ class ActorLifecycle(HookGate):
         try:
             self._step("finish_sync", **arguments)
         except BaseException as error:
-            if self.state.name == "SYNCING":
+            if not self._at_rest():
                 self._fail_sync(arguments, error)
                 if isinstance(error, Exception):
                     raise SyncFailed(version, session.outcomes) from error
@@ -335,63 +335,6 @@ class ActorLifecycle(HookGate):
             error.add_note(f"ending the sync failed too: {second}")
             self._fault(self._machine.state, "fail_sync")
             raise error from second
-
-    def _enter_scope(self, tag: str) -> Scope:
-        scope = None
-        try:
-            with self._exclusive("using"):
-                self._known("using", tag)
-                back = self._machine.state
-                self._go(tag)
-                scope = Scope(self.facts.next_id, tag, back)
-                self._executor.facts = evolve(self.facts, scopes=(*self.facts.scopes, scope), next_id=scope.id + 1)
-            return scope
-        except BaseException as error:
-            if scope is not None:  # an interrupt that was held back until now
-                self._leave_scope_after(scope, error)
-            raise
-
-    def _go(self, tag: str) -> None:
-        if self.state.name == "ASLEEP":
-            self._step("wake_up", tag=tag)
-        elif self._table.shown[self._machine.state] != tag or self.state.name == "SYNCING":
-            self._step("switch", tag=tag)
-
-    def _leave_scope(self, scope: Scope) -> None:
-        """The innermost goes back to where it began; one left out of order (threads) hands its beginning on."""
-        with self._exclusive("using", wait=True):
-            scopes = self.facts.scopes
-            place = next(n for n, held in enumerate(scopes) if held.id == scope.id)
-            innermost = place == len(scopes) - 1
-            rest = list(scopes[:place] + scopes[place + 1 :])
-            if not innermost:
-                rest[place] = evolve(rest[place], back=scopes[place].back)
-            self._executor.facts = evolve(self.facts, scopes=tuple(rest))
-            if innermost and self.state.name in ("RESIDENT", "SWITCHED"):
-                self._go_back(scopes[place].back)
-
-    def _go_back(self, flat: str) -> None:
-        tag = self._table.shown[flat]
-        if tag is None:
-            self._step("sleep")
-        elif tag != self._table.shown[self._machine.state]:
-            self._step("switch", tag=tag)
-
-    def _leave_scope_after(self, scope: Scope, error: BaseException) -> None:
-        try:
-            self._leave_scope(scope)
-        except LifecycleError as second:
-            error.add_note(f"leaving the scope failed too: {second}")
-
-
-def _checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(tags, str):
-        raise ValueError(f"tags={tags!r}: give a sequence of names, such as ({tags!r},)")
-    names = tuple(tags)
-    wrong = [name for name in names if not isinstance(name, str) or not name.isidentifier() or name == ACTOR]
-    if wrong or len(set(names)) != len(names):
-        raise ValueError(f"tags={names}: tags are distinct identifiers other than 'actor', which is always there")
-    return names
 
 
 def _by_name(engines: RolloutEngine | Sequence[RolloutEngine]) -> dict[str, RolloutEngine]:

@@ -41,9 +41,12 @@ class Described:
 
 
 def flat_source(table: Table, text: str) -> str:
-    """The flat state that users write as ``SWITCHED(ref)``. Raises ValueError naming the known ones."""
+    """The flat state that users write as ``SWITCHED(ref)``, in any case. Raises ValueError naming the known ones."""
+    exact = next((flat for flat, shown in table.names.items() if text in (flat, shown)), None)
+    if exact is not None:
+        return exact
     for flat, shown in table.names.items():
-        if text in (flat, shown) or (text == "SYNCING" and shown == "SYNCING"):
+        if text.casefold() in (flat.casefold(), shown.casefold()):
             return flat
     raise ValueError(f"unknown state {text!r}; known: {', '.join(dict.fromkeys(table.names.values()))}")
 

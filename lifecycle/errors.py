@@ -12,6 +12,7 @@ LifecycleError
 ├── RanksDisagree          ranks would take different ways
 ├── SyncFailed             at least one engine did not take the version
 ├── EngineError            a rollout engine refused, failed or died
+├── MoveStopped            a move of actor and engines stopped half-way; it says where everything is
 └── MissingExtra           an optional package is not installed (also an ImportError)
 """
 
@@ -151,6 +152,20 @@ class EngineError(LifecycleError):
     def __init__(self, engine: str, operation: str, reason: str) -> None:
         self.engine, self.operation, self.reason = engine, operation, reason
         super().__init__(f"rollout engine {engine}: {operation}: {reason}")
+
+
+class MoveStopped(LifecycleError):
+    """A move between actor and engines stopped half-way; what was done is done.
+
+    Attributes: ``move``, ``step`` (what failed), ``outcomes`` (who failed -> how), ``state`` (where everything is, as
+    text), ``advice``.
+    """
+
+    def __init__(self, move: str, step: str, outcomes: Mapping[str, str], state: str, advice: str) -> None:
+        self.move, self.step, self.outcomes = move, step, dict(outcomes)
+        self.state, self.advice = state, advice
+        told = "; ".join(f"{name}: {outcome}" for name, outcome in self.outcomes.items())
+        super().__init__(f"{move} stopped at {step} ({told}). State: {state}. {advice}")
 
 
 class MissingExtra(LifecycleError, ImportError):

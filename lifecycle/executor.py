@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from lifecycle.plan import PlannedEffect
 from lifecycle.versions import Facts
 from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
 from states.resources import SLOT_REGION
-from states.spec import FlatRow
+from states.spec import Effect, FlatRow
 
 
 class World(Probe, Protocol):
@@ -79,6 +79,7 @@ class Executor:
     world: World
     journal: Journal
     facts: Facts
+    effects: Mapping[str, Effect]  # all of the machine, by name
     moving: tuple[str, str] | None = None
     traffic: Traffic = field(factory=Traffic)
 
@@ -93,7 +94,7 @@ class Executor:
         try:
             for effect in row.effects:
                 name = effect.name
-                todo = actions(name, self.facts, call, self.world)
+                todo = actions(effect, self.facts, call, self.world)
                 if not todo:
                     continue
                 if not effect.undoable and not committed_to:
@@ -155,7 +156,7 @@ class Executor:
         clean = True
         for name in reversed(inverses):
             try:
-                self._do(name, actions(name, self.facts, call, self.world), call)
+                self._do(name, actions(self.effects[name], self.facts, call, self.world), call)
             except BaseException as error:
                 clean = False
                 self.look_again()

@@ -11,6 +11,9 @@ from lifecycle.plan import allowed_events, holds
 from lifecycle.steps import Steps
 from lifecycle.work import Call
 from states.resources import Fact
+from states.spec import Use
+
+_NOWHERE = Use("", (), "this machine allows it in no state", "")
 
 
 class HookGate(Steps):
@@ -18,7 +21,7 @@ class HookGate(Steps):
 
     def permit(self, operation: str) -> None:
         """Raise TransitionRefused unless the table allows this operation here."""
-        use, state = self._table.uses[operation], self._table.states[self._machine.state]
+        use, state = self._table.uses.get(operation, _NOWHERE), self._table.states[self._machine.state]
         if Fact.WORKING in use.forbids and self._left_over():
             self._fire("abort_training")
         row = self._table.all_rows[0]  # conditions of a use do not depend on a row

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from lifecycle import versions as v
 from lifecycle.versions import ACTOR, Facts
-from lifecycle.work import Action, Call
+from lifecycle.work import Action, Call, own_facts
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
 
@@ -38,6 +38,9 @@ After = Callable[[Facts, Action, Any, Call, Settings], Facts]
 
 
 def during(facts: Facts, action: Action) -> Facts:
+    if action.own is not None:
+        own = action.own  # one that is harmless has changed nothing until it has ended
+        return facts if own.harmless else v.own_begun(facts, own_facts(own.gives | own.takes))
     if action.do == "copy_in":
         assert action.slot is not None
         return v.overwritten(facts, action.slot)
@@ -49,6 +52,9 @@ def during(facts: Facts, action: Action) -> Facts:
         assert action.region is not None
         gone = v.paused(facts, action.region)
         return evolve(facts, device=gone.device)  # contents are lost before the memory is
+    if action.do == "bring_back":
+        home = {**facts.version_of(ACTOR).parts, **facts.backups}  # anything else may be written over
+        return evolve(facts, device={slot: part for slot, part in facts.device.items() if home.get(slot) == part})
     if action.do in ("engine_send", "engine_abort"):
         assert action.engine is not None
         return v.with_engines(facts, [action.engine], None)
@@ -72,6 +78,8 @@ def refuted(facts: Facts, action: Action) -> Facts:
 
 
 def after(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    if action.own is not None:
+        return v.own_changed(facts, own_facts(action.own.gives), own_facts(action.own.takes))
     change = _AFTER.get(action.do)
     return facts if change is None else change(facts, action, result, call, settings)
 
@@ -239,7 +247,7 @@ def _lease_ended(facts: Facts, action: Action, result: Any, call: Call, settings
 
 def _engine_took(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
     assert action.engine is not None
-    return v.with_engines(facts, [action.engine], facts.tags[call.tag or ACTOR])
+    return v.with_engines(facts, [action.engine], v.sync_version(facts, call.tag or ACTOR))
 
 
 def _engine_aborted(facts: Facts, action: Action, result: bool | None, call: Call, settings: Settings) -> Facts:
@@ -251,7 +259,7 @@ def _engine_aborted(facts: Facts, action: Action, result: bool | None, call: Cal
 
 
 def _published(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
-    return evolve(facts, published=facts.tags[call.tag or ACTOR])
+    return evolve(facts, published=v.sync_version(facts, call.tag or ACTOR))
 
 
 def _withdrawn(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:

@@ -15,7 +15,7 @@ from lifecycle.errors import Faulted, LifecycleError, NoReadableCopy, Transition
 from lifecycle.outcome import Settings, after, during, rotated
 from lifecycle.versions import ACTOR, Facts, shown
 from lifecycle.work import Action, Call, Probe, actions
-from states.resources import Fact, Region, Slot
+from states.resources import AnyFact, Fact, Region, Slot
 from states.spec import FlatRow, Guard, MachineSpec, State, Use, flat_rows, flat_states
 
 
@@ -56,6 +56,14 @@ class Plan:
     def nbytes(self) -> int:
         return sum(effect.nbytes for effect in self.effects)
 
+    def __str__(self) -> str:
+        """A line of what leads where, and one for each effect; or the refusal."""
+        if self.refusal is not None:
+            return str(self.refusal)
+        width = max((len(effect.name) for effect in self.effects), default=0)
+        lines = [f"  {e.name:{width}}" + (f"  {e.nbytes:,} bytes" if e.nbytes else "") for e in self.effects]
+        return "\n".join([f"{self.event}: {self.source} → {self.target}", *(line.rstrip() for line in lines)])
+
 
 @frozen
 class Table:
@@ -69,6 +77,7 @@ class Table:
     uses: Mapping[str, Use]
     rows: Mapping[tuple[str, str, str | None], tuple[FlatRow, ...]]
     all_rows: tuple[FlatRow, ...] = field(repr=False)
+    no_forward: frozenset[str]  # flat states in which the hooks refuse every forward; after the end there are none
 
     @classmethod
     def of(cls, spec: MachineSpec, tags: Iterable[str]) -> Table:
@@ -80,20 +89,29 @@ class Table:
             rows[key] = (*rows.get(key, ()), row)
         states = {name: _user_state(*found) for name, found in flat_states(spec, tags).items()}
         names = {name: str(state) for name, state in states.items()}
-        shown = {name: _shown(spec, states, name) for name in states}
+        shown = {name: _shown(spec, tags, states, name) for name in states}
         uses = {use.operation: use for use in spec.uses}
-        return cls(spec, tags, states, names, shown, uses, rows, flat)
+        return cls(spec, tags, states, names, shown, uses, rows, flat, _without_forward(spec, states))
 
     def candidates(self, event: str, source: str, tag: str | None) -> tuple[FlatRow, ...]:
         """Rows for this very tag, or else rows whose choice the tag does not take part in."""
         return self.rows.get((event, source, tag)) or self.rows.get((event, source, None), ())
 
 
-def _shown(spec: MachineSpec, states: Mapping[str, ActorState], flat: str) -> str | None:
+def _shown(spec: MachineSpec, tags: tuple[str, ...], states: Mapping[str, ActorState], flat: str) -> str | None:
     state = states[flat]
     if state.origin is not None:
-        return _shown(spec, states, state.origin)
-    return state.tag or (ACTOR if state.name == spec.initial else None)
+        return _shown(spec, tags, states, state.origin)
+    tag = spec.state(state.name).shows
+    if tag is not None and tag not in tags:
+        raise ValueError(f"state {state.name} of machine {spec.name!r} shows the tag {tag!r}, which is not declared")
+    return state.tag or tag
+
+
+def _without_forward(spec: MachineSpec, states: Mapping[str, ActorState]) -> frozenset[str]:
+    allowed = {name for use in spec.uses if use.operation == "forward" for name in use.states}
+    allowed |= {state.name for state in spec.states if state.final}
+    return frozenset(flat for flat, state in states.items() if state.name not in allowed)
 
 
 def _user_state(state: State, suffix: str | None) -> ActorState:
@@ -132,13 +150,14 @@ def _rotates_shown(facts: Facts, call: Call) -> bool:
 
 _Condition = Callable[[Facts, Call, FlatRow, Probe, int], bool]
 
-CONDITIONS: dict[Fact, _Condition] = {
+CONDITIONS: dict[AnyFact, _Condition] = {
     Fact.WORKING: lambda facts, *_: facts.phase is not None,
     Fact.LOADING: lambda facts, *_: facts.load is not None,
     Fact.SCOPE_OPEN: lambda facts, *_: bool(facts.scopes),
     Fact.BACKWARD_LEFT: lambda facts, call, row, probe, _: facts.backward_seen and probe.grad_bytes() > 0,
-    Fact.DEVICE_LEASED: lambda facts, *_: any(lease.on_device for lease in facts.leases),
-    Fact.LEASED: lambda facts, *_: bool(facts.leases),
+    # a sync's own lease is the sync's: whoever recovers or closes ends it
+    Fact.DEVICE_LEASED: lambda facts, *_: any(lease.on_device for lease in facts.leases if lease.reader != "sync"),
+    Fact.LEASED: lambda facts, *_: any(lease.reader != "sync" for lease in facts.leases),
     Fact.MEMORY_SHORT: _memory_short,
     Fact.GRAPHS_PIN_ADDRESSES: lambda facts, call, row, probe, _: (
         not probe.keeps_addresses() and probe.graphs_captured()
@@ -157,18 +176,20 @@ CONDITIONS: dict[Fact, _Condition] = {
 }
 
 
-def holds(fact: Fact, facts: Facts, call: Call, row: FlatRow, probe: Probe, margin: int = 0) -> bool:
-    return CONDITIONS[fact](facts, call, row, probe, margin)
+def holds(fact: AnyFact, facts: Facts, call: Call, row: FlatRow, probe: Probe, margin: int = 0) -> bool:
+    """Whether it is true now. A machine's own fact is what the effects that give and take it left."""
+    condition = CONDITIONS.get(fact)
+    return fact in facts.own if condition is None else condition(facts, call, row, probe, margin)
 
 
 def failed_guard(row: FlatRow, facts: Facts, call: Call, probe: Probe, margin: int) -> Guard | None:
     """The first guard that says no."""
     for guard in row.guards:
         for fact in guard.forbids:
-            if CONDITIONS[fact](facts, call, row, probe, margin):
+            if holds(fact, facts, call, row, probe, margin):
                 return guard
         for fact in guard.requires:
-            if not CONDITIONS[fact](facts, call, row, probe, margin):
+            if not holds(fact, facts, call, row, probe, margin):
                 return guard
     return None
 
@@ -192,13 +213,18 @@ def _applies(row: FlatRow, facts: Facts, call: Call, probe: Probe) -> bool:
 
 def allowed_events(table: Table, source: str) -> list[str]:
     """What a caller may ask for in this flat state, by name, in the order of the table."""
-    return _public(table, (row.row.event for row in table.all_rows if row.source == source))
+    return _public(table.spec, (row.row.event for row in table.all_rows if row.source == source))
 
 
-def _public(table: Table, events: Iterable[str]) -> list[str]:
+def _public(spec: MachineSpec, events: Iterable[str]) -> list[str]:
     """Names that callers use, each once; start_sync is the beginning of what they call sync."""
-    internal = {event.name for event in table.spec.events if event.internal} - {"start_sync"}
+    internal = {event.name for event in spec.events if event.internal} - {"start_sync"}
     return ["sync" if event == "start_sync" else event for event in dict.fromkeys(events) if event not in internal]
+
+
+def public_events(spec: MachineSpec) -> list[str]:
+    """Every event that a caller may ask for somewhere, in the order of the declaration."""
+    return _public(spec, (event.name for event in spec.events))
 
 
 def allowed_now(table: Table, source: str, facts: Facts, call: Call, probe: Probe, margin: int) -> list[str]:
@@ -209,7 +235,7 @@ def allowed_now(table: Table, source: str, facts: Facts, call: Call, probe: Prob
         if row.source == source
         and failed_guard(row, facts, evolve(call, event=row.row.event, tag=row.tag), probe, margin) is None
     )
-    return _public(table, (row.row.event for row in open_rows))
+    return _public(table.spec, (row.row.event for row in open_rows))
 
 
 def find_row(
@@ -269,8 +295,8 @@ def preview(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Sett
     """
     planned = []
     guessing = False
-    for effect in row.row.effects:
-        guessing = guessing or effect == "read_back"
+    for effect in row.effects:
+        guessing = guessing or effect.name == "read_back"
         try:
             todo = actions(effect, facts, call, probe)
         except NoReadableCopy:
@@ -280,5 +306,5 @@ def preview(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Sett
         for action in todo:
             facts = after(during(facts, action), action, None, call, settings)
         if todo:
-            planned.append(PlannedEffect(effect, sum(action.nbytes for action in todo if action.direction), todo))
+            planned.append(PlannedEffect(effect.name, sum(action.nbytes for action in todo if action.direction), todo))
     return tuple(planned)

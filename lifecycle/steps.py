@@ -39,7 +39,7 @@ class Steps:
     def __init__(self, table: Table, world: World, facts: Facts) -> None:
         self.config, self.journal = world.config, world.journal
         self._table, self._world = table, world
-        self._executor = Executor(world, world.journal, facts)
+        self._executor = Executor(world, world.journal, facts, {effect.name: effect for effect in table.spec.effects})
         self._machine = RunningMachine(table)
         self._lock, self._owner, self._pid = threading.Lock(), _NOBODY, os.getpid()
         self._fault_effect = ""
@@ -124,7 +124,15 @@ class Steps:
     def _left_over(self) -> bool:
         """Whether an implicit phase is open: its step raised, and whatever comes next aborts it."""
         phase = self.facts.phase
-        return phase is not None and phase.implicit and self.state.name == "RESIDENT"
+        return phase is not None and phase.implicit and self._answers("abort_training")
+
+    def _answers(self, event: str) -> bool:
+        """Whether the table has a row for this event, without a tag, in the present state."""
+        return bool(self._table.candidates(event, self._machine.state, None))
+
+    def _at_rest(self) -> bool:
+        """Not between the two halves of a sync."""
+        return self._table.states[self._machine.state].origin is None
 
     def _told_where(self, refusal: TransitionRefused) -> TransitionRefused:
         if isinstance(refusal, Faulted):
@@ -177,8 +185,8 @@ class Steps:
         self._world.free_unreferenced(self._executor.facts)
 
     def _guard_forward(self) -> None:
-        """Hooks on forward stand exactly while none is allowed: weights are released, or whose they are is unknown."""
-        released = Region.WEIGHTS not in self.facts.resident or self.state.name == "FAULTED"
+        """Hooks on forward stand exactly while none is allowed: the weights are released, or the state forbids it."""
+        released = Region.WEIGHTS not in self.facts.resident or self._machine.state in self._table.no_forward
         if released != self._guarded:
             self._world.adapter.guard_released(released)
             self._guarded = released

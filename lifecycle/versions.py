@@ -112,6 +112,8 @@ class Facts:
     backward_seen: bool = False
     engines: Mapping[str, int | None] = field(factory=dict)  # what each engine holds, as far as we know
     published: int | None = None
+    own: frozenset[str] = frozenset()  # facts of the machine's own that are true
+    own_doubted: frozenset[str] = frozenset()  # those that an effect which stopped half-way may have changed
     next_id: int = 1
 
     def version_of(self, tag: str) -> Version:
@@ -125,7 +127,12 @@ def version_fingerprint(parts: Iterable[Part]) -> str | None:
 
 
 def first_facts(
-    parts: Iterable[Part], tags: Iterable[str], resident: Iterable[Region], groups_up: bool, host: Copy
+    parts: Iterable[Part],
+    tags: Iterable[str],
+    resident: Iterable[Region],
+    groups_up: bool,
+    host: Copy,
+    own: Iterable[str] = (),
 ) -> Facts:
     """Attached: one version, step 0, that every tag points at. A part without bytes needs no copying: it has one."""
     by_slot = {part.slot: part for part in parts}
@@ -141,6 +148,7 @@ def first_facts(
         resident=frozenset(resident),
         copies={part.id: host for part in by_slot.values() if not part.nbytes},
         groups_up=groups_up,
+        own=frozenset(own),
         next_id=version.id + 1,
     )
 
@@ -186,6 +194,11 @@ def version_parts(facts: Facts, version: int) -> tuple[int, ...]:
 def shown(facts: Facts, version: int) -> bool:
     """Whether the device holds every part of the version."""
     return facts.versions[version].parts.items() <= facts.device.items()
+
+
+def sync_version(facts: Facts, tag: str) -> int:
+    """What a sync of this tag sends: the leased version, wherever the tag has moved since."""
+    return next((lease.version for lease in facts.leases if lease.reader == "sync"), facts.tags[tag])
 
 
 def referenced_versions(facts: Facts) -> set[int]:
@@ -364,6 +377,15 @@ def leased(facts: Facts, version: int, where: Mapping[int, Copy], reader: str) -
 
 def released(facts: Facts, lease: int) -> Facts:
     return evolve(facts, leases=tuple(held for held in facts.leases if held.id != lease))
+
+
+def own_begun(facts: Facts, changing: Iterable[str]) -> Facts:
+    """An effect that changes these facts has begun: until one has ended, nobody knows."""
+    return evolve(facts, own_doubted=facts.own_doubted.union(changing))
+
+
+def own_changed(facts: Facts, gives: frozenset[str], takes: frozenset[str]) -> Facts:
+    return evolve(facts, own=facts.own - takes | gives, own_doubted=facts.own_doubted - takes - gives)
 
 
 def with_engines(facts: Facts, names: Iterable[str], version: int | None) -> Facts:

@@ -13,13 +13,17 @@ from typing import Protocol
 from attrs import field, frozen
 
 from lifecycle.errors import NoReadableCopy
-from lifecycle.versions import ACTOR, Facts, well_copied
-from states.resources import SLOT_REGION, VERSION_SLOTS, Region, Slot
+from lifecycle.versions import ACTOR, Facts, sync_version, well_copied
+from states.resources import SLOT_REGION, VERSION_SLOTS, AnyFact, Fact, Region, Slot
+from states.spec import Effect
 
 
 @frozen
 class Action:
-    """One thing to do. ``nbytes`` is what it moves, at most; ``direction`` is None where no bytes move."""
+    """One thing to do. ``nbytes`` is what it moves, at most; ``direction`` is None where no bytes move.
+
+    ``own`` is set where the machine's owner does it: an effect that this library does not know.
+    """
 
     do: str
     slot: Slot | None = None
@@ -29,6 +33,7 @@ class Action:
     tag: str | None = None
     nbytes: int = 0
     direction: str | None = None
+    own: Effect | None = None
 
 
 OUT, IN = "device_to_host", "host_to_device"
@@ -142,6 +147,16 @@ def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Acti
             yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
 
 
+def _copy_out_everything(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """Where one rank has lost its memory the others, which have not, go to sleep with it."""
+    wanted = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
+    for slot in VERSION_SLOTS:
+        part = facts.device.get(slot)
+        if part in wanted and part is not None and not well_copied(facts, part):
+            yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
+    yield from _back_up(facts, call, probe)
+
+
 def _adopt_optimizer(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
     return (Action("adopt_optimizer", Slot.OPTIMIZER),) if probe.optimizer_appeared() else ()
 
@@ -149,7 +164,7 @@ def _adopt_optimizer(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]
 def _back_up(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     for slot, part in facts.backups.items():
         region = SLOT_REGION[slot]
-        if slot in facts.device and region not in call.keep:
+        if facts.device.get(slot) == part and region not in call.keep:  # anything else there is not the current content
             yield Action("back_up", slot, part, region, nbytes=probe.nbytes(slot), direction=OUT)
 
 
@@ -260,7 +275,7 @@ def _engines(do: str) -> Work:
 
 
 def _send(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
-    nbytes = sum(facts.parts[p].nbytes for p in facts.versions[facts.tags[call.tag or ACTOR]].parts.values())
+    nbytes = sum(facts.parts[p].nbytes for p in facts.versions[sync_version(facts, call.tag or ACTOR)].parts.values())
     for name in call.engines:
         yield Action("engine_send", engine=name, nbytes=nbytes)
 
@@ -337,15 +352,31 @@ WORK: dict[str, Work] = {
     "read_back": _always("read_back"),
     "close_open_business": _always("close_business"),
     "copy_out_survivors": _copy_out_survivors,
+    "copy_out_everything": _copy_out_everything,
     "bring_back": _always("bring_back"),
     "remove_hooks": _always("remove_hooks"),
     "free_copies": _always("free_copies"),
 }
 
 
-def actions(effect: str, facts: Facts, call: Call, probe: Probe) -> tuple[Action, ...]:
+def actions(effect: Effect, facts: Facts, call: Call, probe: Probe) -> tuple[Action, ...]:
     """What the effect has to do now."""
-    return tuple(WORK[effect](facts, call, probe))
+    work = WORK.get(effect.name)
+    return _own_work(effect, facts) if work is None else tuple(work(facts, call, probe))
+
+
+def own_facts(facts: Iterable[AnyFact]) -> frozenset[AnyFact]:
+    """Those that are a machine's own."""
+    return frozenset(fact for fact in facts if not isinstance(fact, Fact))
+
+
+def _own_work(effect: Effect, facts: Facts) -> tuple[Action, ...]:
+    """Nothing where all own facts that the effect gives and takes are surely as it would leave them."""
+    gives, takes = own_facts(effect.gives), own_facts(effect.takes)
+    changes = gives | takes
+    if changes and gives <= facts.own and takes.isdisjoint(facts.own) and changes.isdisjoint(facts.own_doubted):
+        return ()
+    return (Action(effect.name, own=effect),)
 
 
 def avoided_bytes(facts: Facts, call: Call) -> int:

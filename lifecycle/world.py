@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from lifecycle.adapters.base import Adapter
 from lifecycle.config import LifecycleConfig
-from lifecycle.errors import ManifestError, NoReadableCopy, UntrackedChange, VerificationFailed
+from lifecycle.errors import NoReadableCopy, UntrackedChange, VerificationFailed
 from lifecycle.fingerprint import part_fingerprint
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.pool import BufferPool
 from lifecycle.journal import Journal
-from lifecycle.manifest import Manifest, PartLayout, TensorSpec
+from lifecycle.looking import Looking
+from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
 from lifecycle.outcome import Measured, Settings, take_measure
+from lifecycle.own import EffectCall, Handler, moved_bytes
 from lifecycle.sync.session import SyncSession
 from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, version_parts, well_copied
+from lifecycle.views import views_over
 from lifecycle.work import Action, Call
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
@@ -28,18 +31,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
-_LARGEST_ELEMENT = 16  # bytes, complex128
 _SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
 
 
-class World:
+class World(Looking):
     """One actor's memory backend, adapter, host buffers and, during a sync, engines."""
 
     def __init__(
-        self, adapter: Adapter, backend: MemoryBackend, store: HostStore, config: LifecycleConfig, journal: Journal
+        self,
+        adapter: Adapter,
+        backend: MemoryBackend,
+        store: HostStore,
+        config: LifecycleConfig,
+        journal: Journal,
+        handlers: Mapping[str, Handler],
     ) -> None:
         self.adapter, self.backend, self.store = adapter, backend, store
-        self.config, self.journal = config, journal
+        self.config, self.journal, self.handlers = config, journal, handlers
         self.pool = BufferPool(store, on_allocate=self._allocated, protect=config.protect_copies)
         self.buffers: dict[int, HostBuffer] = {}
         self.session: SyncSession | None = None
@@ -91,63 +99,13 @@ class World:
     def manifest(self) -> Manifest:
         return Manifest({slot: self.backend.layout(slot) for slot in self._slots})
 
-    # asking (work.Probe)
-
-    def nbytes(self, slot: Slot) -> int:
-        return self.backend.layout(slot).nbytes if slot in self._slots else 0
-
-    def region_bytes(self, region: Region) -> int:
-        return sum(self.nbytes(slot) for slot in self._slots if SLOT_REGION[slot] is region)
-
-    def grad_bytes(self) -> int:
-        return self.adapter.grad_bytes()
-
-    def workspace_bytes(self) -> int:
-        return self.adapter.workspace_bytes()
-
-    def graphs_captured(self) -> bool:
-        return self.adapter.graphs_captured()
-
-    def has_groups(self) -> bool:
-        return self.adapter.has_groups()
-
-    def groups_up(self) -> bool:
-        return self.adapter.groups_up()
-
-    def has_optimizer(self) -> bool:
-        return self.adapter.has_optimizer()
-
-    def optimizer_appeared(self) -> bool:
-        """Whether optimizer state exists that the backend does not own, or is gone that it does."""
-        if Region.OPTIMIZER not in self.backend.resident():
-            return False
-        try:
-            now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
-        except ManifestError:
-            return True  # something is wrong with it: the structure's check says what, or else the adoption
-        return now.keys() != self._optimizer.keys() or any(
-            now[name] is not own for name, own in self._optimizer.items()
-        )
-
-    def keeps_addresses(self) -> bool:
-        return self.backend.keeps_addresses
-
-    def available_bytes(self) -> int | None:
-        return self.backend.available()
-
-    def mapped(self) -> frozenset[Region]:
-        return self.backend.resident()
-
-    def installed(self) -> bool:
-        return self.adapter.installed()
-
-    def settings(self) -> Settings:
-        return self._settings
-
     # doing
 
     def perform(self, action: Action, facts: Facts, call: Call) -> Done:
         self._event = call.event
+        if action.own is not None:
+            told = EffectCall(call.event, action.do, call.tag, call.shown, facts)
+            return None, moved_bytes(action.do, self.handlers[action.do](told))
         do = self._perform.get(action.do)
         if do is not None:
             return do(action, facts, call)
@@ -361,8 +319,12 @@ class World:
         return None, moved
 
     def _bring_slot(self, slot: Slot, part: Part) -> int:
-        if SLOT_REGION[slot] not in self.backend.resident():
-            self.backend.resume(SLOT_REGION[slot])
+        region = SLOT_REGION[slot]
+        if region not in self.backend.resident():
+            free, needed = self.available_bytes(), self.region_bytes(region)
+            if free is not None and free < needed + self.config.memory_margin_bytes:
+                raise MemoryError(f"{needed} bytes needed and {free} are free")
+            self.backend.resume(region)
         if slot is Slot.OPTIMIZER and part.id in self._skeletons:
             self._rebuild_optimizer(part.id)
         if part.id not in self.buffers:
@@ -413,37 +375,3 @@ def _just(act: Callable[[], None]) -> Callable[[Action, Facts, Call], Done]:
         return None, 0
 
     return perform
-
-
-def views_over(buffer: HostBuffer, layout: PartLayout) -> dict[str, Tensor]:
-    """The tensors of a part, as views of its copy: no bytes move.
-
-    Each alias group has a storage of its own: one tensor that is saved must not carry the whole copy along.
-    """
-    import torch
-
-    reach = {spec.name: _reach(spec, getattr(torch, spec.dtype).itemsize) for spec in layout}
-    bounds: dict[int, tuple[int, int]] = {}
-    for spec in layout:
-        low, high = bounds.get(spec.alias_group, (layout.nbytes, 0))
-        start = spec.offset // _LARGEST_ELEMENT * _LARGEST_ELEMENT
-        bounds[spec.alias_group] = min(low, start), max(high, spec.offset + reach[spec.name])
-    views = {}
-    with torch.inference_mode(False):  # written to outside inference mode too
-        groups = {
-            group: torch.frombuffer(buffer.memory, dtype=torch.uint8, count=high - low, offset=low)
-            for group, (low, high) in bounds.items()
-            if high > low
-        }
-        nothing = torch.empty(0, dtype=torch.uint8)
-        for spec in layout:
-            start = spec.offset - bounds[spec.alias_group][0]
-            whole = groups[spec.alias_group][start : start + reach[spec.name]] if spec.nbytes else nothing
-            views[spec.name] = whole.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.stride)
-    return views
-
-
-def _reach(spec: TensorSpec, size: int) -> int:
-    """Bytes from the tensor's first element to the end of its last."""
-    steps = sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True))
-    return (1 + steps) * size if spec.nbytes else 0

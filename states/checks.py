@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from itertools import product
 
-from states.resources import CONDITIONS, Fact
-from states.spec import ORIGIN, SAME, Effect, MachineSpec, Match, Row, State, fold
+from states.coverage import unanswered
+from states.resources import CONDITIONS, PROGRESS, AnyFact, Fact
+from states.spec import ORIGIN, SAME, Effect, MachineSpec, Match, Row, State, facts_used, fold
 
 
 def problems(spec: MachineSpec) -> list[str]:
     """Every finding, names before rows, rows before graph: later checks run only on names that resolve."""
-    found = [*_duplicates(spec), *_unknown_names(spec), *_bad_facts(spec)]
+    if found := list(_bad_own_facts(spec)):
+        return found
+    found = [*_duplicates(spec), *_unknown_names(spec), *_bad_facts(spec), *_bad_shows(spec)]
     if found:
         return found
-    return [*_bad_rows(spec), *_unreachable(spec), *_trapped(spec), *_broken_contracts(spec)]
+    return [
+        *_bad_rows(spec),
+        *_without_way_out(spec),
+        *_half_undone(spec),
+        *_unreachable(spec),
+        *_trapped(spec),
+        *_broken_contracts(spec),
+        *unanswered(spec),
+    ]
 
 
 def _duplicates(spec: MachineSpec) -> Iterator[str]:
@@ -49,7 +62,7 @@ def _unknown_names(spec: MachineSpec) -> Iterator[str]:
         yield from _missing(where, "effect", row.effects, effects)
         yield from _missing(where, "guard", row.guards, guards)
     for effect in spec.effects:
-        yield from _missing(f"effect {effect.name}", "inverse", [effect.inverse or spec.agree], effects)
+        yield from _missing(f"effect {effect.name}", "inverse", [effect.inverse] if effect.inverse else [], effects)
     for use in spec.uses:
         yield from _missing(f"use {use.operation}", "state", use.states, states)
     for advice in spec.advice:
@@ -63,12 +76,36 @@ def _missing(where: str, kind: str, names: Iterable[str], known: set[str]) -> It
             yield f"{where}: unknown {kind} {name!r}"
 
 
+def _bad_own_facts(spec: MachineSpec) -> Iterator[str]:
+    """Facts are compared as text, so a machine's own must differ from every other enum's in value and in name."""
+    used = [fact for facts in facts_used(spec) for fact in facts]
+    for text in dict.fromkeys(str(fact) for fact in used if not isinstance(fact, StrEnum)):
+        yield f"fact {text!r} is no member of a StrEnum"
+    enums = list(dict.fromkeys(type(fact) for fact in used if isinstance(fact, StrEnum) and not isinstance(fact, Fact)))
+    for number, kind in enumerate(enums):
+        others: list[type[StrEnum]] = [Fact, *enums[:number]]
+        for fact, other in product(kind, others):
+            if fact.name in other.__members__:
+                yield f"fact {kind.__name__}.{fact.name} has the name of {other.__name__}.{fact.name}"
+            for same in (one for one in other if one.value == fact.value):
+                yield f"fact {kind.__name__}.{fact.name} has the text of {other.__name__}.{same.name}"
+
+
+def _bad_shows(spec: MachineSpec) -> Iterator[str]:
+    for state in spec.states:
+        derived = state.per_tag or state.per_origin
+        if state.shows is not None and derived:
+            yield f"state {state.name} shows {state.shows!r}, though what it shows follows from its tag or origin"
+        if Fact.VERSION_SHOWN in state.holds and state.shows is None and not derived:
+            yield f"state {state.name} holds {Fact.VERSION_SHOWN.name} but does not say which tag it shows"
+
+
 def _bad_facts(spec: MachineSpec) -> Iterator[str]:
     for state in spec.states:
         for fact in sorted(state.holds & state.lacks):
             yield f"state {state.name} both holds and lacks {fact.name}"
-        for fact in sorted((state.holds | state.lacks) & CONDITIONS):
-            yield f"state {state.name} is declared over {fact.name}, a condition of one call"
+        for fact in sorted((state.holds | state.lacks) & (CONDITIONS | PROGRESS)):
+            yield f"state {state.name} is declared over {fact.name}, which is of one event"
     for effect in spec.effects:
         for fact in sorted((effect.needs & effect.forbids) | (effect.gives & effect.takes)):
             yield f"effect {effect.name} contradicts itself about {fact.name}"
@@ -96,6 +133,27 @@ def _bad_order(spec: MachineSpec, row: Row) -> Iterator[str]:
     for name, count in Counter(row.effects).items():
         if count > 1:
             yield f"{describe(row)}: effect {name} stands {count} times"
+
+
+def _without_way_out(spec: MachineSpec) -> Iterator[str]:
+    """An effect may fail in any state and its owner may leave in any state: a machine that knows these says how."""
+    declared = {event.name for event in spec.events}
+    for event in (name for name in ("fault", "close") if name in declared):
+        answered = {row.source for row in spec.rows if row.event == event}
+        for state in spec.states:
+            if not state.final and state.name not in answered:
+                yield f"state {state.name} has no row for {event!r}"
+
+
+def _half_undone(spec: MachineSpec) -> Iterator[str]:
+    """What an inverse leaves of a machine's own facts nobody can look at, so it must declare that it undoes all."""
+    own = set(spec.own_facts)
+    for effect in (e for e in spec.effects if e.inverse is not None):
+        inverse = spec.effect(effect.inverse or "")
+        for fact in sorted((effect.gives & own) - inverse.takes):
+            yield f"effect {effect.name} gives {fact.name}, which its inverse {inverse.name} does not take"
+        for fact in sorted((effect.takes & own) - inverse.gives):
+            yield f"effect {effect.name} takes {fact.name}, which its inverse {inverse.name} does not give"
 
 
 def _targets(spec: MachineSpec, row: Row) -> set[str]:
@@ -131,16 +189,17 @@ def _trapped(spec: MachineSpec) -> Iterator[str]:
             yield f"state {state.name} leads neither to {spec.initial} nor to a final state"
 
 
-def known_at(spec: MachineSpec, row: Row) -> Iterator[tuple[str, dict[Fact, bool]]]:
-    """What is known when the row's effects start (source contract and guards), with the origin it is known for."""
+def known_at(spec: MachineSpec, row: Row) -> Iterator[tuple[str, dict[AnyFact, bool]]]:
+    """What is known when the row's effects start (contract, choice, guards), with the origin it is known for."""
     for origin, facts in _contracts(spec, spec.state(row.source)):
         known = dict(facts)
+        known |= dict.fromkeys(row.when - CONDITIONS, True) | dict.fromkeys(row.unless - CONDITIONS, False)
         for guard in (spec.guard(name) for name in row.guards):
             known |= dict.fromkeys(guard.requires - CONDITIONS, True) | dict.fromkeys(guard.forbids - CONDITIONS, False)
         yield origin, known
 
 
-def _contracts(spec: MachineSpec, state: State) -> Iterator[tuple[str, dict[Fact, bool]]]:
+def _contracts(spec: MachineSpec, state: State) -> Iterator[tuple[str, dict[AnyFact, bool]]]:
     """The state's contract; for a per-origin state, what each way in leaves known."""
     own = dict.fromkeys(state.holds, True) | dict.fromkeys(state.lacks, False)
     if not state.per_origin:
@@ -150,7 +209,7 @@ def _contracts(spec: MachineSpec, state: State) -> Iterator[tuple[str, dict[Fact
         for origin, known in known_at(spec, row):
             for effect in (spec.effect(name) for name in row.effects):
                 known = fold(known, effect)
-            yield origin, {**known, **own}
+            yield origin, {**{fact: value for fact, value in known.items() if fact not in PROGRESS}, **own}
 
 
 def _broken_contracts(spec: MachineSpec) -> Iterator[str]:
@@ -159,7 +218,7 @@ def _broken_contracts(spec: MachineSpec) -> Iterator[str]:
             yield from _walk(spec, row, origin, known)
 
 
-def _walk(spec: MachineSpec, row: Row, origin: str, known: dict[Fact, bool]) -> Iterator[str]:
+def _walk(spec: MachineSpec, row: Row, origin: str, known: dict[AnyFact, bool]) -> Iterator[str]:
     for effect in (spec.effect(name) for name in row.effects):
         yield from _unmet(row, effect, known)
         known = fold(known, effect)
@@ -168,9 +227,21 @@ def _walk(spec: MachineSpec, row: Row, origin: str, known: dict[Fact, bool]) -> 
         yield f"{describe(row)}: {target.name} must hold {fact.name}, which nothing here makes true"
     for fact in sorted(f for f in target.lacks if known.get(f) is not False):
         yield f"{describe(row)}: {target.name} must lack {fact.name}, which nothing here makes false"
+    yield from _broken_promises(spec, row, known)
 
 
-def _unmet(row: Row, effect: Effect, known: dict[Fact, bool]) -> Iterator[str]:
+def _broken_promises(spec: MachineSpec, row: Row, known: dict[AnyFact, bool]) -> Iterator[str]:
+    """What the event promises, apart from the state it leads to."""
+    if spec.state(row.source).final:
+        return
+    event = next(event for event in spec.events if event.name == row.event)
+    for fact in sorted(f for f in event.gives if known.get(f) is not True):
+        yield f"{describe(row)}: {row.event} promises {fact.name}, which nothing here makes true"
+    for fact in sorted(f for f in event.takes if known.get(f) is not False):
+        yield f"{describe(row)}: {row.event} promises that {fact.name} ends, which nothing here does"
+
+
+def _unmet(row: Row, effect: Effect, known: dict[AnyFact, bool]) -> Iterator[str]:
     for fact in sorted(f for f in effect.needs if known.get(f) is not True):
         yield f"{describe(row)}: effect {effect.name} needs {fact.name}, which is not known to be true there"
     for fact in sorted(f for f in effect.forbids if known.get(f) is not False):

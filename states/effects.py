@@ -11,7 +11,12 @@ from states.spec import Effect
 
 EFFECTS: tuple[Effect, ...] = (
     # looking, before anything is touched
-    Effect("settle_writers", "Wait for asynchronous checkpoint writers and copies in flight.", harmless=True),
+    Effect(
+        "settle_writers",
+        "Wait for asynchronous checkpoint writers and copies in flight.",
+        gives=[Fact.SETTLED],
+        harmless=True,
+    ),
     Effect(
         "check_structure",
         "Compare the model with its manifest: added, removed, replaced, re-tied, cast, reshaped.",
@@ -44,20 +49,25 @@ EFFECTS: tuple[Effect, ...] = (
         "adopt_optimizer_state",
         "Take over the memory of optimizer state that has appeared.",
         needs=[Fact.CHECKED],
+        gives=[Fact.OPTIMIZER_ADOPTED],
         harmless=True,
     ),
     Effect(
         "back_up_regions",
         "Copy to the host the optimizer state and the rest, where changed since their last copy.",
         gives=[Fact.BACKUPS_COPIED],
+        needs=[Fact.OPTIMIZER_ADOPTED],
         harmless=True,
     ),
-    Effect("agree", "All ranks agree to go on; on one rank there is nothing to do.", harmless=True),
+    Effect(
+        "agree", "All ranks agree to go on; on one rank there is nothing to do.", gives=[Fact.AGREED], harmless=True
+    ),
     # releasing
     Effect(
         "drop_workspaces",
         "Drop cached pure functions of the weights. Never under captured graphs (radixark/miles#2142).",
         takes=[Fact.WORKSPACES],
+        needs=[Fact.AGREED],
     ),
     Effect(
         "discard_grads",
@@ -65,17 +75,18 @@ EFFECTS: tuple[Effect, ...] = (
         forbids=[Fact.WORKING],
         takes=[Fact.GRADS],
     ),
-    Effect("collect_memory", "Return dropped memory to the system.", harmless=True),
+    Effect("collect_memory", "Return dropped memory to the system.", gives=[Fact.COLLECTED], harmless=True),
     Effect(
         "suspend_groups",
         "Take process groups down, in the same order on every rank.",
         takes=[Fact.GROUPS],
+        needs=[Fact.AGREED],
         inverse="reload_groups",
     ),
     Effect(
         "pause_regions",
         "Release the memory of the regions.",
-        needs=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
+        needs=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SETTLED, Fact.COLLECTED, Fact.AGREED],
         forbids=[Fact.WORKING, Fact.LOADING, Fact.WORKSPACES, Fact.GRADS, Fact.GROUPS],
         takes=[Fact.WEIGHTS, Fact.OPTIMIZER, Fact.REST, Fact.VERSION_SHOWN, Fact.OPTIMIZER_VALID, Fact.REST_VALID],
         fatal=True,
@@ -114,7 +125,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "restore_weights",
         "Copy the parts of the tag's version that the device does not hold.",
-        needs=[Fact.WEIGHTS, Fact.VERSIONS_COPIED],
+        needs=[Fact.WEIGHTS, Fact.VERSIONS_COPIED, Fact.AGREED],
         forbids=[Fact.WORKING],
         gives=[Fact.VERSION_SHOWN],
         inverse="restore_shown",
@@ -126,17 +137,30 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "open_phase",
         "'actor' points at a working version that lives on the device alone.",
-        needs=[Fact.VERSION_SHOWN, Fact.OPTIMIZER_VALID, Fact.VERIFIED, Fact.VERSIONS_COPIED],
+        needs=[
+            Fact.VERSION_SHOWN,
+            Fact.OPTIMIZER_VALID,
+            Fact.VERIFIED,
+            Fact.VERSIONS_COPIED,
+            Fact.AGREED,
+            Fact.OPTIMIZER_ADOPTED,
+            Fact.GRADS_READY,
+        ],
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.WORKING],
         takes=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
         harmless=True,  # the last effect of its rows: it has either opened the phase or changed nothing
     ),
-    Effect("zero_grads", "Gradients that a sleep discarded come back as zeros.", gives=[Fact.GRADS], harmless=True),
+    Effect(
+        "zero_grads",
+        "Gradients that a sleep discarded come back as zeros; where none was, none comes.",
+        gives=[Fact.GRADS_READY],
+        harmless=True,
+    ),
     Effect(
         "freeze_version",
         "Fingerprint the working version and give it its number.",
-        needs=[Fact.WORKING, Fact.CHECKED],
+        needs=[Fact.WORKING, Fact.CHECKED, Fact.AGREED, Fact.OPTIMIZER_ADOPTED],
         gives=[Fact.VERSION_SHOWN],
         takes=[Fact.WORKING],
         harmless=True,  # the last effect of its rows: it either has frozen the version or has changed nothing
@@ -144,23 +168,23 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "settle_phase",
         "Decide by fingerprint whether an aborted phase changed anything: the old version again, or a new one.",
-        needs=[Fact.WORKING],
-        gives=[Fact.VERSION_SHOWN],
+        needs=[Fact.WORKING, Fact.AGREED],
         takes=[Fact.WORKING],
         harmless=True,
     ),
     Effect(
         "restore_base",
         "Put back weights and optimizer state from before an aborted phase, where that is wanted and a copy exists.",
-        needs=[Fact.VERSION_SHOWN],
+        needs=[Fact.WEIGHTS, Fact.OPTIMIZER],
         forbids=[Fact.WORKING],
+        gives=[Fact.VERSION_SHOWN, Fact.OPTIMIZER_VALID],
         inverse="restore_shown",
     ),
     # weights from outside
     Effect(
         "open_load",
         "What the device holds from here on is the caller's, to become the tag's new version.",
-        needs=[Fact.VERSION_SHOWN, Fact.VERIFIED, Fact.VERSIONS_COPIED],
+        needs=[Fact.VERSION_SHOWN, Fact.VERIFIED, Fact.VERSIONS_COPIED, Fact.AGREED],
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.LOADING],
         harmless=True,  # the last effect of its rows
@@ -168,7 +192,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "freeze_load",
         "Fingerprint what was written; it is the tag's new version.",
-        needs=[Fact.LOADING, Fact.CHECKED],
+        needs=[Fact.LOADING, Fact.CHECKED, Fact.AGREED],
         takes=[Fact.LOADING, Fact.VERSION_SHOWN],
         gives=[Fact.VERIFIED],
         inverse="reopen_load",
@@ -192,30 +216,44 @@ EFFECTS: tuple[Effect, ...] = (
         "Forget what a failed load wrote.",
         takes=[Fact.LOADING, Fact.VERSION_SHOWN],
         gives=[Fact.VERSIONS_COPIED],  # open_load had them copied, and nothing else was written since
+        needs=[Fact.AGREED],
         harmless=True,
     ),
     Effect(
         "adopt_weights",
         "What the device holds becomes the shown tag's new version.",
-        needs=[Fact.WEIGHTS, Fact.CHECKED],
+        needs=[Fact.WEIGHTS, Fact.CHECKED, Fact.AGREED],
         forbids=[Fact.WORKING, Fact.LOADING],
-        gives=[Fact.VERSION_SHOWN],
+        gives=[Fact.VERSION_SHOWN, Fact.WEIGHTS_ADOPTED],
         harmless=True,
     ),
-    Effect("move_tag", "The tag points at the other tag's version.", harmless=True),
+    Effect(
+        "move_tag",
+        "The tag points at the other tag's version.",
+        needs=[Fact.AGREED],
+        gives=[Fact.TAG_MOVED],
+        harmless=True,
+    ),
     # sync
     Effect(
         "raise_sync_groups",
         "Bring process groups up for this sync, where they are down.",
         gives=[Fact.SYNC_GROUPS],
+        needs=[Fact.AGREED],
         inverse="lower_sync_groups",
     ),
     Effect("lower_sync_groups", "Take down the groups raised for this sync.", takes=[Fact.SYNC_GROUPS], harmless=True),
-    Effect("connect_engines", "Choose each engine's transport, outside the memory backend's pools.", harmless=True),
+    Effect(
+        "connect_engines",
+        "Choose each engine's transport, outside the memory backend's pools.",
+        gives=[Fact.CONNECTED],
+        harmless=True,
+    ),
     Effect(
         "lease_source",
         "Choose the readable copies of the version, device first, and lease them.",
         gives=[Fact.SOURCE_LEASED],
+        needs=[Fact.SETTLED, Fact.CONNECTED],
         inverse="release_source",
     ),
     Effect("release_source", "End the lease.", takes=[Fact.SOURCE_LEASED], harmless=True),
@@ -233,12 +271,16 @@ EFFECTS: tuple[Effect, ...] = (
         harmless=True,
     ),
     Effect(
-        "flush_caches", "Engines drop what was derived from old weights.", needs=[Fact.ENGINES_PAUSED], harmless=True
+        "flush_caches",
+        "Engines drop what was derived from old weights.",
+        needs=[Fact.ENGINES_PAUSED],
+        gives=[Fact.CACHES_FLUSHED],
+        harmless=True,
     ),
     Effect(
         "send_weights",
         "Engines take the leased bytes; from the first byte on they hold no version.",
-        needs=[Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED],
+        needs=[Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.CACHES_FLUSHED],
         gives=[Fact.UPDATE_OPEN],
         inverse="abort_updates",
     ),
@@ -252,12 +294,13 @@ EFFECTS: tuple[Effect, ...] = (
         "check_engines",
         "Compare fingerprints in the engines with the version's.",
         needs=[Fact.UPDATE_OPEN],
+        gives=[Fact.ENGINES_CHECKED],
         harmless=True,
     ),
     Effect(
         "end_updates",
         "Engines take the version's number.",
-        needs=[Fact.UPDATE_OPEN],
+        needs=[Fact.UPDATE_OPEN, Fact.ENGINES_CHECKED, Fact.AGREED],
         takes=[Fact.UPDATE_OPEN],
         inverse="abort_updates",
     ),
@@ -265,17 +308,27 @@ EFFECTS: tuple[Effect, ...] = (
         "publish_version",
         "Every engine holds the version: it is the published one.",
         forbids=[Fact.UPDATE_OPEN],
+        gives=[Fact.PUBLISHED],
         inverse="withdraw_version",
     ),
-    Effect("withdraw_version", "The published version is the one before.", harmless=True),
-    Effect("rotate_tags", "Move the tags that rotate after a sync.", forbids=[Fact.UPDATE_OPEN], inverse="rotate_back"),
+    Effect("withdraw_version", "The published version is the one before.", takes=[Fact.PUBLISHED], harmless=True),
+    Effect(
+        "rotate_tags",
+        "Move the tags that rotate after a sync.",
+        forbids=[Fact.UPDATE_OPEN],
+        needs=[Fact.PUBLISHED],
+        gives=[Fact.ROTATED],
+        inverse="rotate_back",
+    ),
     Effect("rotate_back", "Tags point where they pointed before.", harmless=True),
     Effect(
         "continue_generation",
         "Engines generate again.",
         forbids=[Fact.UPDATE_OPEN],
         takes=[Fact.ENGINES_PAUSED],
-        inverse="abort_updates",
+        # nothing may count as published while engines are stopped again, which the inverse of end_updates does
+        needs=[Fact.ROTATED],
+        inverse="withdraw_version",
     ),
     # ends
     Effect(
@@ -283,16 +336,25 @@ EFFECTS: tuple[Effect, ...] = (
         "A sync that was cut off is over: its lease ends, and engines that saw a byte hold no version.",
         takes=[Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
     ),
-    Effect("read_back", "Measure what is mapped and what the device really holds.", harmless=True),
+    Effect(
+        "read_back", "Measure what is mapped and what the device really holds.", gives=[Fact.STATE_READ], harmless=True
+    ),
     Effect(
         "close_open_business",
         "End an open phase or load: what the device holds is kept as a version where it is whole.",
         takes=[Fact.WORKING, Fact.LOADING],
+        needs=[Fact.STATE_READ],
         harmless=True,
     ),
     Effect(
         "copy_out_survivors",
         "Copy to the host what the device alone holds.",
+        gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
+        harmless=True,
+    ),
+    Effect(
+        "copy_out_everything",
+        "Copy to the host whatever the device alone holds, since all of it is released next.",
         gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
         harmless=True,
     ),

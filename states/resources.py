@@ -72,8 +72,9 @@ class Copy(StrEnum):
 class Fact(StrEnum):
     """What can be true of an actor. States hold or lack facts, effects need, give and take them, guards ask for them.
 
-    The facts up to ``HOOKS`` describe resources: contracts and effects are written in them. The rest are conditions of
-    one call, observed when an event is asked for; only guards use them.
+    The facts up to ``HOOKS`` describe resources: contracts and effects are written in them. Those up to ``ROTATED`` are
+    *progress*: what an event has done so far, so that effects can say what must have come before them; they end with
+    the event. The rest are conditions of one call, observed when an event is asked for; only guards use them.
     """
 
     # regions mapped on the device
@@ -97,9 +98,23 @@ class Fact(StrEnum):
     SOURCE_LEASED = "sync source leased"
     ENGINES_PAUSED = "engines paused by the sync"
     UPDATE_OPEN = "engines hold a half-received update"
-    CHECKED = "structure checked in this event"
-    VERIFIED = "device bytes compared with their version in this event"
     HOOKS = "hooks installed"
+    # what this event has done so far
+    SETTLED = "writers and copies in flight have ended"
+    CHECKED = "structure checked"
+    VERIFIED = "device bytes compared with their version"
+    OPTIMIZER_ADOPTED = "optimizer state that has appeared is taken over"
+    AGREED = "all ranks go on"
+    COLLECTED = "dropped memory returned to the system"
+    GRADS_READY = "gradients that a sleep discarded are back"
+    TAG_MOVED = "the tag points where it was to point"
+    WEIGHTS_ADOPTED = "what the device holds is a version"
+    STATE_READ = "what is there has been measured"
+    CONNECTED = "a transport is chosen for every engine"
+    CACHES_FLUSHED = "engines have dropped what was derived from old weights"
+    ENGINES_CHECKED = "fingerprints in the engines compared with the version's"
+    PUBLISHED = "the version is the published one"
+    ROTATED = "tags that rotate after the sync have moved"
 
     # conditions of one call
     SCOPE_OPEN = "a scope is open"
@@ -117,4 +132,9 @@ class Fact(StrEnum):
     WEIGHTS_LOST = "the weights region is released"
 
 
-CONDITIONS = frozenset(list(Fact)[list(Fact).index(Fact.SCOPE_OPEN) :])
+#: A fact of this file, or one of a machine's own: a member of any StrEnum. Facts are told apart by their text.
+AnyFact = StrEnum
+
+_ALL = list(Fact)
+PROGRESS = frozenset(_ALL[_ALL.index(Fact.SETTLED) : _ALL.index(Fact.SCOPE_OPEN)])
+CONDITIONS = frozenset(_ALL[_ALL.index(Fact.SCOPE_OPEN) :])

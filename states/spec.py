@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from attrs import field, frozen
 
-from states.resources import Fact
+from states.resources import AnyFact, Fact
 
 SAME = "<same>"  # target of a row: the state it started from
 ORIGIN = "<origin>"  # target of a row out of a per-origin state: where that state was entered from
@@ -38,8 +38,9 @@ class DefinitionError(ValueError):
         super().__init__(f"machine {machine!r} is declared wrongly:\n" + "\n".join(f"- {p}" for p in self.problems))
 
 
-def _facts(values: Iterable[Fact]) -> frozenset[Fact]:
-    return frozenset(values)
+def _facts(values: Iterable[AnyFact]) -> frozenset[AnyFact]:
+    # of two with one text a set keeps the first: one's own, so that the checks see that it collides
+    return frozenset(sorted(values, key=lambda fact: isinstance(fact, Fact)))
 
 
 @frozen
@@ -48,20 +49,28 @@ class State:
 
     name: str
     doc: str
-    holds: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    lacks: frozenset[Fact] = field(default=frozenset(), converter=_facts)
+    holds: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    lacks: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
     per_tag: bool = False  # expanded into one flat state per tag other than "actor"
     per_origin: bool = False  # expanded into one flat state per state it is entered from
     final: bool = False
+    shows: str | None = None  # the tag whose version the device shows; a per-tag state shows its own
 
 
 @frozen
 class Event:
-    """Something a caller asks for. ``internal`` events are fired by the controller itself."""
+    """Something a caller asks for. ``internal`` events are fired by the controller itself.
+
+    ``gives`` and ``takes``: facts that are true, or false, whenever it has ended well. In a final state nothing is left
+    to promise.
+    """
 
     name: str
     doc: str
     internal: bool = False
+    gives: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    takes: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    any_tag: bool = False  # a state that answers it for some tags must answer it for the others too
 
 
 @frozen
@@ -74,10 +83,10 @@ class Effect:
 
     name: str
     doc: str
-    needs: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    forbids: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    gives: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    takes: frozenset[Fact] = field(default=frozenset(), converter=_facts)
+    needs: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    forbids: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    gives: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    takes: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
     inverse: str | None = None
     harmless: bool = False
     fatal: bool = False
@@ -94,8 +103,8 @@ class Guard:
     name: str
     reason: str
     advice: str
-    requires: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    forbids: frozenset[Fact] = field(default=frozenset(), converter=_facts)
+    requires: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    forbids: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
 
 
 @frozen
@@ -108,8 +117,8 @@ class Row:
     effects: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     match: Match = Match.NONE
-    when: frozenset[Fact] = field(default=frozenset(), converter=_facts)  # chooses between rows of one event
-    unless: frozenset[Fact] = field(default=frozenset(), converter=_facts)
+    when: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)  # chooses between rows of one event
+    unless: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
 
 
 @frozen
@@ -123,9 +132,9 @@ class Use:
     states: tuple[str, ...]
     reason: str
     advice: str
-    needs: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    forbids: frozenset[Fact] = field(default=frozenset(), converter=_facts)
-    or_when: frozenset[Fact] = field(default=frozenset(), converter=_facts)
+    needs: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    forbids: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    or_when: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
 
 
 @frozen
@@ -164,12 +173,20 @@ class MachineSpec:
     uses: tuple[Use, ...] = ()
     advice: tuple[Advice, ...] = ()
     agree: str = "agree"  # the effect that separates what can be undone from what can not
+    #: State and the events that are refused there. A machine that lists any must answer or refuse every event.
+    refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __attrs_post_init__(self) -> None:
         from states.checks import problems  # the checks are about this type, so they import it
 
         if found := problems(self):
             raise DefinitionError(self.name, found)
+
+    @property
+    def own_facts(self) -> tuple[AnyFact, ...]:
+        """Facts that are not of ``states.resources``, in order of first use: states, effects, guards, rows, uses."""
+        own = dict.fromkeys(fact for facts in facts_used(self) for fact in facts if not isinstance(fact, Fact))
+        return tuple(own)
 
     def state(self, name: str) -> State:
         return next(s for s in self.states if s.name == name)
@@ -180,11 +197,55 @@ class MachineSpec:
     def guard(self, name: str) -> Guard:
         return next(g for g in self.guards if g.name == name)
 
+    def row(self, event: str, source: str, match: Match | None = None, to: str | None = None) -> Row:
+        """The one row of this event from this state. Raises ValueError where there is none, or a choice."""
+        rows = (row for row in self.rows_from(source) if row.event == event)
+        found = [row for row in rows if match in (None, row.match) and to in (None, row.target)]
+        if len(found) != 1:
+            raise ValueError(f"machine {self.name!r} has {len(found)} rows for {event} from {source}")
+        return found[0]
+
     def rows_from(self, source: str) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.source == source)
 
+    def refused_in(self, state: str) -> tuple[str, ...]:
+        """The events that are listed as refused there."""
+        return tuple(event for name, events in self.refused if name == state for event in events)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """A picture, for notebooks."""
+        from lifecycle.render.notebook import mimebundle  # only a notebook asks
+
+        return mimebundle(self)
+
+    def _repr_svg_(self) -> str | None:
+        from lifecycle.render.notebook import svg
+
+        return svg(self)
+
     def advice_for(self, event: str, state: str) -> str:
         return next((a.text for a in self.advice if a.event == event and a.state == state), "")
+
+
+def facts_used(spec: MachineSpec) -> Iterator[list[AnyFact]]:
+    """The facts of each clause of the declaration, in its order; inside a clause in the order of their enums."""
+    clauses = [
+        *((state.holds, state.lacks) for state in spec.states),
+        *((event.gives, event.takes) for event in spec.events),
+        *((effect.needs, effect.forbids, effect.gives, effect.takes) for effect in spec.effects),
+        *((guard.requires, guard.forbids) for guard in spec.guards),
+        *((row.when, row.unless) for row in spec.rows),
+        *((use.needs, use.forbids, use.or_when) for use in spec.uses),
+    ]
+    for clause in clauses:
+        for facts in clause:
+            yield sorted(facts, key=_place)
+
+
+def _place(fact: AnyFact) -> tuple[str, int, str]:
+    kind = type(fact)
+    place = list(kind).index(fact) if issubclass(kind, StrEnum) else 0  # a bare string is refused by the checks
+    return kind.__name__, place, str(fact)
 
 
 def flat_name(state: str, suffix: str | None) -> str:
@@ -250,6 +311,6 @@ def _trigger(spec: MachineSpec, row: Row, tag: str | None) -> str:
     return row.event + (f"_{tag}" if tag is not None else "") + suffix
 
 
-def fold(facts: Mapping[Fact, bool], effect: Effect) -> dict[Fact, bool]:
+def fold(facts: Mapping[AnyFact, bool], effect: Effect) -> dict[AnyFact, bool]:
     """What is known after the effect. Pure; the caller has checked needs and forbids."""
     return {**facts, **dict.fromkeys(effect.takes, False), **dict.fromkeys(effect.gives, True)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lifecycle import ActorLifecycle, LifecycleConfig
 from lifecycle.memory.arena import ArenaBackend
-from lifecycle.world import views_over
+from lifecycle.views import views_over
 from states.resources import VERSION_SLOTS
 
 TOKENS = torch.arange(12).view(3, 4)

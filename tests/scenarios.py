@@ -11,6 +11,7 @@ from lifecycle.memory.arena import ArenaBackend
 from lifecycle.sync.session import SyncSession
 from lifecycle.testing.busy import BusyAdapter
 from lifecycle.testing.engines import FakeEngine
+from states.frozen import FROZEN
 
 TAGS = ("ref", "old_actor")
 
@@ -47,6 +48,22 @@ def make_actor(config=None, host="pinned", tags=TAGS, seed=0, **options):
     config = config or LifecycleConfig(protect_copies=True)
     actor = ActorLifecycle(None, tags=tags, memory=memory, host=host, config=config, adapter=adapter, **options)
     return actor, model, optimizer
+
+
+def make_frozen(host="pinned", tags=TAGS, seed=0):
+    """(actor, model) of a machine that does not train: tags with weights of their own, 'actor' on the device alone."""
+    torch.manual_seed(seed)
+    model = Net()
+    adapter = BusyAdapter(model, None, extra=["scale"])
+    config = LifecycleConfig(protect_copies=True)
+    memory = ArenaBackend(poison=0xCB)
+    actor = ActorLifecycle(None, tags=tags, memory=memory, host=host, config=config, adapter=adapter, machine=FROZEN)
+    model.eval()
+    for number, tag in enumerate((*tags, "actor"), start=1):
+        load_noise(actor, model, tag, number)
+    model.body.weight.grad = torch.ones(8, 8)  # an owner outside left it
+    adapter.quantise()
+    return actor, model
 
 
 def step(model, optimizer):

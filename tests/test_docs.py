@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["AGENTS.md", "README.md", "docs/architecture.md"]
+PAGES = [
+    "AGENTS.md",
+    "README.md",
+    "docs/architecture.md",
+    "docs/checker-spin.md",
+    "docs/checker.md",
+    "docs/diagrams.md",
+    "docs/extending.md",
+]
 PATH = re.compile(r"`((?:states|lifecycle|tests|docs|\.ci)/[\w./-]*|[\w-]+\.(?:md|toml))`")
 
 

@@ -1,7 +1,7 @@
 """Every effect of every row made to fail, before it acts and after, with inverses that work and inverses that fail.
 
-Afterwards the actor is where it was, with the contract of that state kept, or it is FAULTED and recover() works. Either
-way every tag still has its weights, bit for bit.
+Training actors and frozen ones. Afterwards the actor is where it was, with the contract of that state kept, or it is
+FAULTED and recover() works. Either way every tag still has its weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from scenarios import (
     load_noise,
     make_actor,
     make_busy,
+    make_frozen,
     session,
     step,
     weights_of,
 )
 
 from lifecycle import EffectFailed, Faulted, LifecycleError
-from lifecycle.plan import Table
 from lifecycle.testing.injection import Injected, failing
 from lifecycle.testing.observe import broken_contract
 from states.actor import ACTOR
-from states.spec import Row
+from states.frozen import FROZEN
+from states.spec import MachineSpec, Row
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
-TABLE = Table.of(ACTOR, ("actor", "ref", "old_actor"))
+SPECS = (ACTOR, FROZEN)
 #: Effects that have nothing to do in a row on one rank, or in a state that leaves them nothing, and why.
 IDLE = {
     ("*", "*", "agree"): "one rank has nobody to agree with",
@@ -45,21 +46,35 @@ IDLE = {
     ("close", "FAULTED", "lower_sync_groups"): "no sync was open",
     ("close", "FAULTED", "abandon_sync"): "no sync was open",
 }
+#: The same for one machine, or for one way of a row.
+IDLE_THERE = {
+    ("frozen", "sleep", "ASLEEP", "adopt_optimizer_state"): "it has no optimizer",
+    ("frozen", "recover", "ASLEEP", "copy_out_everything"): "its memory is lost, and nothing is on the device",
+    ("actor", "recover", "ASLEEP", "copy_out_everything"): "its memory is lost, and nothing is on the device",
+}
 CASES = [
-    pytest.param(row, effect, id=f"{row.event}-{row.source}-{row.target.strip('<>')}-{row.match}-{effect}")
-    for row in ACTOR.rows
+    pytest.param(
+        spec, row, effect, id=f"{spec.name}-{row.event}-{row.source}-{row.target.strip('<>')}-{row.match}-{effect}"
+    )
+    for spec in SPECS
+    for row in spec.rows
     for effect in row.effects
     if (row.event, row.source, effect) not in IDLE and ("*", "*", effect) not in IDLE
+    if (spec.name, row.event, row.target, effect) not in IDLE_THERE
 ]
 
 
 class Case:
     """A busy actor, brought to where the row starts, with something to do for each of its effects."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, spec: MachineSpec, row: Row) -> None:
         self.row = row
-        self.actor, self.model, self.optimizer = make_actor()
-        make_busy(self.actor, self.model, self.optimizer)
+        if spec is FROZEN:
+            self.actor, self.model = make_frozen()
+            self.optimizer = None
+        else:
+            self.actor, self.model, self.optimizer = make_actor()
+            make_busy(self.actor, self.model, self.optimizer)
         self.arguments: dict = {}
         self.engine = engine()
 
@@ -84,6 +99,8 @@ class Case:
 
     def _replace_optimizer_state(self) -> None:
         """State that the memory backend does not own yet."""
+        if self.optimizer is None:
+            return
         if not self.actor._world.optimizer_appeared() and self.actor.state.name == "RESIDENT":
             parameter = self.model.body.weight
             self.optimizer.state[parameter]["note"] = torch.ones(3)
@@ -114,7 +131,7 @@ class Case:
             self.actor.wake_up("ref")  # optimizer memory stays released
         else:
             self.actor.switch("ref")
-        if self.row.event in ("sleep", "switch", "load"):
+        if self.row.event in ("sleep", "switch", "load", "close"):
             load_noise(self.actor, self.model, "ref", 7)  # shown, and nowhere else
             self._state_appears_asleep()
         if self.row.event == "start_sync":
@@ -147,6 +164,8 @@ class Case:
             self._fault_asleep()
         elif self.effect == "copy_out_survivors":
             self._fault_with_a_single_copy()
+        elif self.effect == "resume_forward_regions":
+            self._fault_without_the_rest()
         else:
             self._fault_half_awake()
         assert self.actor.state.name == "FAULTED"
@@ -174,15 +193,31 @@ class Case:
         with failing(self.actor, {"copy_out_loaded", "reopen_load"}), pytest.raises(EffectFailed):
             self.actor._fire("finish_load")
 
+    def _fault_without_the_rest(self) -> None:
+        """Weights are mapped and hold nothing, the rest is still released."""
+        self.actor.sleep()
+        backend = self.actor._world.backend
+        resume = backend.resume
+
+        def only_weights(region):
+            if region != "weights":
+                raise Injected
+            return resume(region)
+
+        backend.resume = only_weights
+        with failing(self.actor, "pause_resumed"), pytest.raises(EffectFailed):
+            self.actor.wake_up()
+        del backend.resume
+
     def _fault_half_awake(self) -> None:
         """Weights and rest are mapped and hold nothing, the optimizer is still released, groups are down."""
         self.actor.sleep()
         with failing(self.actor, {"restore_rest", "pause_resumed"}), pytest.raises(EffectFailed):
-            self.actor.wake_up("ref")
+            self.actor.wake_up("actor" if self.optimizer is None else "ref")
 
 
-def _run(row: Row, effect: str, when: str, also: set[str] = frozenset()) -> None:
-    case = Case(row)
+def _run(spec: MachineSpec, row: Row, effect: str, when: str, also: set[str] = frozenset()) -> None:
+    case = Case(spec, row)
     actor = case.actor
     with session(actor, case.engine) as sync:
         case.prepare(sync, effect)
@@ -204,7 +239,7 @@ def _run(row: Row, effect: str, when: str, also: set[str] = frozenset()) -> None
         assert error.value.rolled_back
     if row.event == "adopt":  # what the device holds is still nobody's version, and can still be adopted
         actor.adopt()
-    assert broken_contract(actor, ACTOR.state(actor.state.name)) == []
+    assert broken_contract(actor, spec.state(actor.state.name)) == []
     _check_weights(case, expected)
 
 
@@ -235,25 +270,25 @@ def _check_weights(case: Case, expected) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("row", "effect"), CASES)
-def test_effect_fails(row, effect, when):
+@pytest.mark.parametrize(("spec", "row", "effect"), CASES)
+def test_effect_fails(spec, row, effect, when):
     """The row is undone, or the actor is FAULTED and recovers; no tag loses its weights."""
-    _run(row, effect, when)
+    _run(spec, row, effect, when)
 
 
 INVERSES = [
-    pytest.param(row, effect, id=f"{row.event}-{row.source}-{row.match}-{effect}")
-    for row in ACTOR.rows
+    pytest.param(spec, row, effect, id=f"{spec.name}-{row.event}-{row.source}-{row.match}-{effect}")
+    for spec in SPECS
+    for row in spec.rows
     for effect in row.effects
-    if ACTOR.effect(effect).inverse and (row.event, row.source, effect) not in IDLE
+    if spec.effect(effect).inverse and (row.event, row.source, effect) not in IDLE
 ]
 
 
-@pytest.mark.parametrize(("row", "effect"), INVERSES)
-def test_effect_and_its_inverse_fail(row, effect):
+@pytest.mark.parametrize(("spec", "row", "effect"), INVERSES)
+def test_effect_and_its_inverse_fail(spec, row, effect):
     """With an inverse that fails too the actor is FAULTED, never "the old state, hopefully", and recovers."""
-    inverse = ACTOR.effect(effect).inverse
-    _run(row, effect, "after", {inverse})
+    _run(spec, row, effect, "after", {spec.effect(effect).inverse})
 
 
 def test_idle_effects_are_declared_ones():

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from core_engine import SMALL, CoreEngine
+from transformers import AutoModelForCausalLM
 
 from lifecycle.errors import EngineError
 from lifecycle.fingerprint import fingerprint
@@ -18,15 +19,6 @@ from lifecycle.sync.base import SentTensor, UpdateManifest
 from lifecycle.sync.shared_memory import SharedMemoryTransport
 from lifecycle.testing.engine_contract import RolloutEngineContract, shared_memory_update, take
 from lifecycle.testing.engines import FakeEngine
-
-CONFIG = LlamaConfig(
-    vocab_size=256,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
 
 
 def fake_manifest(version=1, names=("a", "b")):
@@ -49,7 +41,7 @@ class WithTensors:
 
 @pytest.fixture(name="local_engine", scope="module")
 def _local_engine():
-    with LocalEngine(CONFIG, threads=1) as engine:
+    with LocalEngine(SMALL, threads=1) as engine:
         yield engine
 
 
@@ -70,7 +62,32 @@ class TestLocalEngine(RolloutEngineContract):
     @pytest.fixture(autouse=True)
     def _shared(self, local_engine):
         self.engine = local_engine
-        self.weights = AutoModelForCausalLM.from_config(CONFIG).state_dict()
+        self.weights = AutoModelForCausalLM.from_config(SMALL).state_dict()
+
+    def make(self):
+        self.engine.abort_update()
+        self.engine.resume()
+        self.engine.continue_generation()
+        return self.engine
+
+    def update(self, version):
+        return shared_memory_update(self.weights, version)
+
+
+@pytest.fixture(name="core_engine", scope="module")
+def _core_engine():
+    engine = CoreEngine()
+    yield engine
+    engine.close()
+
+
+class TestCoreEngine(RolloutEngineContract):
+    """The real one without its process, one for all tests."""
+
+    @pytest.fixture(autouse=True)
+    def _shared(self, core_engine):
+        self.engine = core_engine
+        self.weights = AutoModelForCausalLM.from_config(SMALL).state_dict()
 
     def make(self):
         self.engine.abort_update()
@@ -145,7 +162,7 @@ def test_fake_takes_buckets():
     with pytest.raises(EngineError, match="broadcast"):
         engine.begin_update(fake_manifest(), transport)
     transport.name = "broadcast"
-    with pytest.raises(EngineError, match="no update is open"):
+    with pytest.raises(EngineError, match="No update is open"):
         engine.receive({"a": 1})
     engine.begin_update(fake_manifest(), transport)
     engine.receive({"a": 1})

@@ -72,7 +72,7 @@ class EngineCore:
 
     def flush_cache(self) -> None:
         """Caches belong to requests and end with them, so all there is to do is to give freed memory back."""
-        self._state.require_no_running_request("flush_cache")
+        self._state.flush_cache()
         _trim()
 
     # Updates
@@ -100,7 +100,7 @@ class EngineCore:
 
     def check_weights(self, fingerprints: Mapping[str, str]) -> list[str]:
         with self._operation:
-            self._state.require_weights("check_weights")
+            self._state.check_weights()
             return list(self._weights.differing(fingerprints))
 
     def end_update(self, version: int) -> None:
@@ -114,19 +114,13 @@ class EngineCore:
     # Memory
 
     def release(self, pools: Collection[str]) -> None:
+        """On return, and as soon as ``status`` says so, the memory is free."""
         with self._operation:
-            fresh = self._state.release(pools)
-            if "weights" in fresh:
-                self._weights.depopulate()
-            if fresh:
-                _trim()
+            self._state.release(pools, self._give_back)
 
     def resume(self, pools: Collection[str]) -> None:
         with self._operation:
-            missing = self._state.to_resume(pools)
-            if "weights" in missing:
-                self._weights.populate()
-            self._state.resumed(missing)
+            self._state.resume(pools, self._take_back)
 
     def status(self) -> dict[str, Any]:
         """Plain data; never waits for a request, an update or a pause."""
@@ -146,6 +140,15 @@ class EngineCore:
             "segments": list(self._segments.ids),
             "memory": process_memory(),
         }
+
+    def _give_back(self, pool: str) -> None:
+        if pool == "weights":
+            self._weights.depopulate()
+        _trim()
+
+    def _take_back(self, pool: str) -> None:
+        if pool == "weights":
+            self._weights.populate()
 
     def _outcome(self, request: Request) -> Outcome:
         try:

@@ -239,9 +239,10 @@ class LocalEngine:
         self._call("resume", pools=list(pools))
 
     def status(self) -> dict[str, Any]:
-        """Plain data, at once: ``weight_version``, ``paused`` (mode or None), ``update`` (version or None), ``pools``,
-        ``requests``, ``segments`` (ids it has mapped), ``pid``, ``dtype``, ``threads``, and ``memory`` (bytes: ``rss``,
-        ``shared``, ``anon``)."""
+        """Plain data, at once: ``state`` (of ``states/rollout.py``), ``moving`` (an event that waits, or None),
+        ``weight_version``, ``paused`` (mode or None), ``update`` (version or None), ``pools``, ``requests``,
+        ``segments`` (ids it has mapped), ``pid``, ``dtype``, ``threads``, and ``memory`` (bytes: ``rss``, ``shared``,
+        ``anon``)."""
         status: dict[str, Any] = self._call("status")
         return status
 

@@ -1,10 +1,12 @@
-"""What a rollout engine may do now: one lock around its version, its pools, its pause and its requests.
+"""What a rollout engine may do now: the table of ``states/rollout.py``, driven under one lock.
 
-Theory of operation. A request is *accepted* or refused in one atomic step together with the check of everything it
-depends on; from then on it is among ``requests`` until it is finished. Whoever wants the engine still closes
-admission first and then waits until no request is left (or the one that runs is frozen), so nothing can slip in
-between. The version of a request is the one held when it was accepted; it can not change under it, because an update,
-a release and an abort all end every request before they take the version away.
+Theory of operation. Facts are read off what the engine has: its version, its open update, its pools, its pause and its
+requests. An event is looked up in the table with the facts of this moment; its effects change what the engine has, and
+the state follows. A request is accepted or refused in one such step; from then on it is among those accepted until it
+is finished. A row that has to wait, for accepted requests to end or for memory to move, is *under way* meanwhile: no
+request is accepted, other events wait for it, and what it changes is changed when the waiting is over. The version of
+a request is the one held when it was accepted; it can not change under it, because every row that takes the version
+away ends or forbids requests first.
 
 Knows nothing about models, processes or bytes.
 """
@@ -14,16 +16,22 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, get_args
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from lifecycle.errors import EngineError
 from lifecycle.rollout.base import POOLS, PauseMode
+from states.lookup import Found, Lookup, No
+from states.rollout import METHODS, ROLLOUT, EngineFact
 
 PAUSE_MODES: tuple[str, ...] = get_args(PauseMode)
 
 Outcome = list[dict[str, Any]] | EngineError
+
+_LOOKUP = Lookup.of(ROLLOUT)
+_FINAL = frozenset(state.name for state in ROLLOUT.states if state.final)
 
 
 def _nobody(_: Outcome) -> None:
@@ -42,28 +50,65 @@ class Request:
     frozen: bool = False
 
 
+@frozen
+class Asked:
+    """One call, with what its effects and the conditions of its guards need."""
+
+    event: str
+    version: int | None = None
+    mode: PauseMode | None = None
+    missing: Collection[str] = ()
+    reads_itself: bool = False
+
+
 class EngineState:
-    """Every check of an engine, under one lock. Methods raise EngineError, having changed nothing, or succeed."""
+    """Drives ROLLOUT for one engine. Methods raise EngineError, having changed nothing, or succeed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._changed = threading.Condition()
+        self._at = ROLLOUT.initial
+        self._moving: str | None = None
         self._mode: PauseMode | None = None
         self._version: int | None = None
         self._update: int | None = None
         self._released: set[str] = set()
         self._waiting: deque[Request] = deque()
         self._running: Request | None = None
-        self._stopped = False
+        self._do: dict[str, Callable[[Asked], None]] = {
+            "close_admission": self._close_admission,
+            "open_admission": self._open_admission,
+            "end_requests": self._end_requests,
+            "drop_version": self._drop_version,
+            "open_update": self._open_update,
+            "hold_version": self._hold_version,
+            "close_update": self._close_update,
+            "release_weights": lambda asked: self._release("weights"),
+            "release_kv_cache": lambda asked: self._release("kv_cache"),
+            "resume_weights": lambda asked: self._released.discard("weights"),
+            "resume_kv_cache": lambda asked: self._released.discard("kv_cache"),
+        }
+
+    @property
+    def state(self) -> str:
+        """The declared state it is in; from any thread, never waiting."""
+        return self._at
 
     @property
     def version(self) -> int | None:
         return self._version
 
+    def facts(self) -> frozenset[EngineFact]:
+        """The resource facts that are true now."""
+        with self._changed:
+            return self._facts()
+
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain data, of one moment."""
         with self._changed:
             return {
+                "state": self._at,
+                "moving": self._moving,
                 "weight_version": self._version,
                 "paused": self._mode,
                 "update": self._update,
@@ -78,11 +123,11 @@ class EngineState:
     # Requests
 
     def admit(self, prompts: list[list[int]], options: Any, done: Callable[[Outcome], None] = _nobody) -> Request:
-        """Accept a request, or refuse it: released, an update open, no version, or paused."""
+        """Accept a request, or refuse it. Never waits: while a row is under way it is refused."""
         with self._changed:
-            obstacle = self._why_not_generate()
-            if obstacle is not None:
-                raise self._refusal("generate", obstacle)
+            if self._moving is not None:
+                raise EngineError(self.name, "generate", f"{self._moving} is under way. {self._told()}")
+            self._row(Asked("generate"))
             assert self._version is not None
             request = Request(prompts, options, self._version, done)
             self._waiting.append(request)
@@ -93,7 +138,7 @@ class EngineState:
         """Wait for the next request to run (or for this one to be the next); None once stopped."""
 
         def ready() -> bool:
-            if self._stopped:
+            if self._stopped():
                 return True
             if self._running is not None or not self._waiting:
                 return False
@@ -102,7 +147,7 @@ class EngineState:
 
         with self._changed:
             self._changed.wait_for(ready)
-            if self._stopped:
+            if self._stopped():
                 return None
             self._running = self._waiting.popleft()
             return self._running
@@ -113,155 +158,200 @@ class EngineState:
             if self._mode == "keep":
                 request.frozen = True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._mode != "keep" or request.aborted or self._stopped)
+                self._changed.wait_for(lambda: self._mode != "keep" or request.aborted)
                 request.frozen = False
-            return request.aborted or self._stopped
+            return request.aborted
 
     def finish(self, request: Request) -> None:
         """The running request has ended, one way or another."""
         with self._changed:
             assert self._running is request
+            if not self._waiting and self._moving is None:
+                self._row(Asked("finish"))
             self._running = None
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """No further request is accepted or taken; the running one ends at its next token."""
+        """No further request is accepted or taken; the running one ends at its next token, waiting ones fail now."""
         with self._changed:
-            self._stopped = True
+            found = self._row(Asked("stop"))
+            for effect in found.effects:
+                self._do[effect.name](Asked("stop", mode="abort"))
+            self._at = found.target
+            dropped, self._waiting = self._waiting, deque()
             self._changed.notify_all()
+        for request in dropped:
+            request.done(EngineError(self.name, "generate", "the engine is stopping"))
 
     # Pausing
 
     def pause(self, mode: PauseMode) -> None:
         """Close admission, then bring generation to rest; the last mode asked rules. See ``LocalEngine``."""
         if mode not in PAUSE_MODES:
-            raise self._refusal("pause_generation", f"unknown mode {mode!r}; known: {', '.join(PAUSE_MODES)}")
+            known = f"unknown mode {mode!r}; known: {', '.join(PAUSE_MODES)}"
+            raise EngineError(self.name, "pause_generation", known)
+        self._fire(Asked("pause_generation", mode=mode))
         with self._changed:
-            self._mode = mode
-            if mode == "abort":
-                self._abort_requests()
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._mode is None or self._at_rest())
             if self._mode is None:
-                raise self._refusal("pause_generation", "generation was continued before it had come to rest")
+                continued = "generation was continued before it had come to rest"
+                raise EngineError(self.name, "pause_generation", continued)
 
     def resume_generation(self) -> None:
-        """Open admission again and let a frozen request go on. Refused while an update is open."""
-        with self._changed:
-            if self._update is not None:
-                raise self._refusal("continue_generation", self._update_open())
-            self._mode = None
-            self._changed.notify_all()
+        """Open admission again and let a frozen request go on."""
+        self._fire(Asked("continue_generation"))
 
-    def require_no_running_request(self, operation: str) -> None:
-        """Refuse unless nothing runs; a frozen request does not count."""
-        with self._changed:
-            if not self._at_rest():
-                raise self._refusal(operation, "a request runs: pause_generation first")
+    def flush_cache(self) -> None:
+        """Refused unless nothing runs; a frozen request does not count."""
+        self._fire(Asked("flush_cache"))
 
     # Updates
 
     def check_update(self, version: int) -> None:
         """Refuse what ``open_update`` would refuse now."""
         with self._changed:
-            self._require_updatable(version)
+            self._settle()
+            self._row(Asked("begin_update", version=version))
 
     def open_update(self, version: int) -> None:
         """From here on no version is held and none may generate. Frozen and kept requests end as aborted first."""
-        with self._changed:
-            self._require_updatable(version)
-            self._update = version
-            self._abort_requests()
-            self._changed.wait_for(self._no_requests)
-            self._version = None
+        self._fire(Asked("begin_update", version=version))
 
-    def end_update(self, version: int) -> None:
-        """Hold this version. Refused unless it is the one of the open update."""
-        with self._changed:
-            if self._update is None:
-                raise self._refusal("end_update", "no update is open: begin_update first")
-            if version != self._update:
-                raise self._refusal("end_update", f"the open update is version {self._update}, not {version}")
-            self._version, self._update = version, None
+    def receive(self, *, reads_itself: bool = False) -> None:
+        """One bucket of a pushed update may be written."""
+        self._fire(Asked("receive", reads_itself=reads_itself))
+
+    def check_weights(self) -> None:
+        """Refused while there are no weights to be compared."""
+        self._fire(Asked("check_weights"))
+
+    def end_update(self, version: int, missing: Collection[str] = ()) -> None:
+        """Hold this version. Refused unless it is the one of the open update and no name is ``missing``."""
+        self._fire(Asked("end_update", version=version, missing=missing))
 
     def abort_update(self) -> None:
         """End every request and any update: no version, paused. Never refused."""
-        with self._changed:
-            self._mode, self._version = "abort", None
-            self._abort_requests()
-            self._changed.wait_for(self._no_requests)
-            self._update = None
+        self._fire(Asked("abort_update"))
 
     # Pools
 
-    def release(self, pools: Collection[str]) -> frozenset[str]:
-        """Mark pools as released; returns those that were resident. Weights take the version with them."""
-        self._require_known("release", pools)
-        with self._changed:
-            fresh = frozenset(pools) - self._released
-            if fresh and self._update is not None:
-                raise self._refusal("release", self._update_open())
-            if fresh and not self._no_requests():
-                raise self._refusal("release", "a request is not finished: pause_generation('abort' or 'wait') first")
-            self._released |= fresh
-            if "weights" in fresh:
-                self._version = None
-            return fresh
+    def release(self, pools: Collection[str], work: Callable[[str], None] = lambda pool: None) -> frozenset[str]:
+        """Release pools; returns those that were resident. Weights take the version with them.
 
-    def to_resume(self, pools: Collection[str]) -> frozenset[str]:
-        """Which of these pools are released."""
-        self._require_known("resume", pools)
-        with self._changed:
-            return frozenset(pools) & self._released
+        ``work`` is called for each of them, before it counts as released; where it raises, the pool is still resident.
+        """
+        return self._each("release", pools, work)
 
-    def resumed(self, pools: Collection[str]) -> None:
-        with self._changed:
-            self._released -= frozenset(pools)
+    def resume(self, pools: Collection[str], work: Callable[[str], None] = lambda pool: None) -> frozenset[str]:
+        """Resume pools; returns those that were released. ``work`` as in ``release``."""
+        return self._each("resume", pools, work)
 
-    def require_weights(self, operation: str) -> None:
-        """Refuse while the weights pool is released."""
+    def _each(self, method: str, pools: Collection[str], work: Callable[[str], None]) -> frozenset[str]:
+        unknown = sorted(set(pools) - set(POOLS))
+        if unknown:
+            known = f"unknown pools {', '.join(unknown)}; known: {', '.join(POOLS)}"
+            raise EngineError(self.name, method, known)
+        named = [pool for pool in POOLS if pool in pools]
         with self._changed:
-            if "weights" in self._released:
-                raise self._refusal(operation, "the weights pool is released: resume(('weights',)) first")
+            self._settle()
+            for pool in named:  # all or none
+                self._row(Asked(f"{method}_{pool}"))
+        fired = {pool: self._fire(Asked(f"{method}_{pool}"), partial(work, pool)) for pool in named}
+        return frozenset(pool for pool, found in fired.items() if found.effects)
+
+    # Rows
+
+    def _fire(self, asked: Asked, work: Callable[[], None] | None = None) -> Found:
+        """One event: look it up, work with no lock held, run its effects, move. Waits for a row under way first."""
+        with self._changed:
+            self._settle()
+            found = self._row(asked)
+            self._moving = asked.event
+            try:
+                if work is not None and found.effects:
+                    self._unlocked(work)
+                    self._require_unmoved(found, asked)
+                for effect in found.effects:
+                    if effect.name in self._do:  # the others change nothing here
+                        self._do[effect.name](asked)
+                        self._require_unmoved(found, asked)
+                self._at = found.target
+            finally:
+                self._moving = None
+                self._changed.notify_all()
+        return found
 
     # All below is called with the lock held.
 
-    def _refusal(self, operation: str, reason: str) -> EngineError:
-        return EngineError(self.name, operation, reason)
+    def _unlocked(self, work: Callable[[], None]) -> None:
+        self._changed.release()
+        try:
+            work()
+        finally:
+            self._changed.acquire()
 
-    def _update_open(self) -> str:
-        return f"the update to version {self._update} is open: end_update or abort_update first"
+    def _settle(self) -> None:
+        self._changed.wait_for(lambda: self._moving is None)
 
-    def _why_not_generate(self) -> str | None:
-        if self._stopped:
-            return "the engine is stopping"
+    def _row(self, asked: Asked) -> Found:
+        conditions = self._conditions(asked)
+        found = _LOOKUP.find(self._at, asked.event, self._facts() | conditions.keys())
+        if isinstance(found, Found):
+            return found
+        raise self._refusal(asked, found, conditions)
+
+    def _require_unmoved(self, found: Found, asked: Asked) -> None:
+        """``stop`` waits for nobody."""
+        if self._at != found.row.source:
+            raise EngineError(self.name, METHODS.get(asked.event, asked.event), "the engine is stopping")
+
+    def _facts(self) -> frozenset[EngineFact]:
+        true = {
+            EngineFact.WEIGHTS_IN: "weights" not in self._released,
+            EngineFact.KV_IN: "kv_cache" not in self._released,
+            EngineFact.PAUSED: self._mode is not None,
+            EngineFact.RECEIVING: self._update is not None,
+            EngineFact.VERSION_HELD: self._version is not None,
+            EngineFact.REQUESTS: not self._no_requests(),
+        }
+        return frozenset(fact for fact, holds in true.items() if holds)
+
+    def _conditions(self, asked: Asked) -> dict[EngineFact, str]:
+        """The conditions of this call that are true, with what a refusal by them adds to its reason."""
+        found = {}
+        if not self._at_rest():
+            found[EngineFact.RUNNING] = ""
+        if asked.version is not None:
+            if self._version is not None and asked.version < self._version:
+                found[EngineFact.OLDER] = f" (version {asked.version})"
+            if asked.version != self._update:
+                found[EngineFact.OTHER_VERSION] = f" (not {asked.version})"
+        if asked.missing:
+            found[EngineFact.NAMES_MISSING] = f": {', '.join(asked.missing)}"
+        if asked.reads_itself:
+            found[EngineFact.READS_ITSELF] = ""
+        return found
+
+    def _refusal(self, asked: Asked, no: No, conditions: dict[EngineFact, str]) -> EngineError:
+        blamed = no.guard.forbids if no.guard is not None else frozenset()
+        detail = "".join(text for fact, text in conditions.items() if fact in blamed)
+        reason = f"{no.reason}{detail}. {no.advice} {self._told()}"
+        return EngineError(self.name, METHODS.get(asked.event, asked.event), reason)
+
+    def _told(self) -> str:
+        """What it is, has, and takes now, in two sentences."""
+        mode = f" ({self._mode})" if self._mode is not None else ""
+        told = [f"State: {self._at}{mode}"]
+        told.append("no version" if self._version is None else f"version {self._version}")
+        if self._update is not None:
+            told.append(f"the update to version {self._update} is open")
         if self._released:
-            names = ", ".join(sorted(self._released))
-            return f"released: {names}; resume them, and sync weights that were released"
-        if self._update is not None:
-            return self._update_open()
-        if self._version is None:
-            return "it holds no version of the weights: sync first"
-        if self._mode is not None:
-            return f"paused ({self._mode}): continue_generation first"
-        return None
+            told.append(f"released: {', '.join(sorted(self._released))}")
+        allowed = dict.fromkeys(METHODS.get(event, event) for event in _LOOKUP.allowed(self._at, self._facts()))
+        return f"{', '.join(told)}. Allowed here: {', '.join(allowed)}."
 
-    def _require_updatable(self, version: int) -> None:
-        self.require_weights("begin_update")
-        if self._update is not None:
-            raise self._refusal("begin_update", self._update_open())
-        if self._version is not None and version < self._version:
-            raise self._refusal(
-                "begin_update",
-                f"it holds version {self._version}, and version {version} is older: abort_update() or "
-                "release(('weights',)) lets go of the newer one",
-            )
-        self.require_no_running_request("begin_update")
-
-    def _require_known(self, operation: str, pools: Collection[str]) -> None:
-        unknown = sorted(set(pools) - set(POOLS))
-        if unknown:
-            raise self._refusal(operation, f"unknown pools {', '.join(unknown)}; known: {', '.join(POOLS)}")
+    def _stopped(self) -> bool:
+        return self._at in _FINAL
 
     def _abort_requests(self) -> None:
         for request in (*self._waiting, *([self._running] if self._running else [])):
@@ -275,3 +365,35 @@ class EngineState:
         if self._mode == "keep":
             return self._running is None or self._running.frozen
         return self._no_requests()
+
+    # Effects
+
+    def _close_admission(self, asked: Asked) -> None:
+        self._mode = asked.mode or "abort"
+        if self._mode == "abort":
+            self._abort_requests()
+
+    def _open_admission(self, asked: Asked) -> None:
+        self._mode = None
+
+    def _end_requests(self, asked: Asked) -> None:
+        at = self._at
+        self._abort_requests()
+        self._changed.wait_for(lambda: self._no_requests() or self._at != at)
+
+    def _drop_version(self, asked: Asked) -> None:
+        self._version = None
+
+    def _open_update(self, asked: Asked) -> None:
+        self._update = asked.version
+
+    def _hold_version(self, asked: Asked) -> None:
+        self._version, self._update = self._update, None
+
+    def _close_update(self, asked: Asked) -> None:
+        self._update = None
+
+    def _release(self, pool: str) -> None:
+        self._released.add(pool)
+        if pool == "weights":
+            self._version = None

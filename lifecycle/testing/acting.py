@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from lifecycle.errors import LifecycleError, ManifestError, TransitionRefused, UntrackedChange
-from lifecycle.testing.driving import ALL, Driver
+from lifecycle.testing.checking import Checking
+from lifecycle.testing.driving import ALL
 from lifecycle.testing.expectation import Reader, Scope
 from lifecycle.testing.subjects import Contents
 from lifecycle.testing.trouble import Fault
 from lifecycle.versions import ACTOR
 
 
-class Acting(Driver):
+class Acting(Checking):
     """Moving, training, loading, tags, scopes and readers. A ``fault`` makes the event fail where it says."""
 
     def make_distinct(self) -> None:

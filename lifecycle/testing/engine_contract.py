@@ -12,8 +12,12 @@ from attrs import evolve
 
 from lifecycle.errors import EngineError
 from lifecycle.rollout.base import POOLS, RolloutEngine
+from lifecycle.rollout.facts import facts_told
 from lifecycle.sync.base import SentTensor, Transport, UpdateManifest
 from lifecycle.sync.shared_memory import Segment, SharedMemoryTransport
+from states.resources import AnyFact
+from states.rollout import METHODS, ROLLOUT, EngineFact
+from states.spec import SAME, MachineSpec, fold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +60,58 @@ def take(engine: RolloutEngine, manifest: UpdateManifest, transport: Transport) 
     assert differing == ()
     engine.end_update(manifest.version)
     engine.continue_generation()
+
+
+def declared(
+    spec: MachineSpec, state: str, event: str, true: frozenset[AnyFact]
+) -> tuple[str, frozenset[AnyFact]] | None:
+    """What the table says of this event: the state and the facts after it, or None where it is refused."""
+    for row in spec.rows:
+        if (row.source, row.event) == (state, event) and row.when <= true and not row.unless & true:
+            guards = [spec.guard(name) for name in row.guards]
+            if not all(guard.requires <= true and not guard.forbids & true for guard in guards):
+                return None
+            known: dict[AnyFact, bool] = dict.fromkeys(true, True)
+            for name in row.effects:
+                known = fold(known, spec.effect(name))
+            target = state if row.target == SAME else row.target
+            return target, frozenset(fact for fact, holds in known.items() if holds)
+    return None
+
+
+#: Ways into every state an engine with a version can be seen in, by calls; "begin" begins version 2.
+SITUATIONS: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    "awake": (),
+    "paused": (("pause_generation", "wait"),),
+    "kept": (("pause_generation", "keep"),),
+    "updating": (("begin", 2),),
+    "updating paused": (("pause_generation", "abort"), ("begin", 2)),
+    "updating without cache": (("release", ("kv_cache",)), ("begin", 2)),
+    "aborted": (("begin", 2), ("abort_update", None)),
+    "cache asleep": (("release", ("kv_cache",)),),
+    "weights asleep": (("release", ("weights",)),),
+    "asleep": (("release", POOLS),),
+    "asleep paused": (("pause_generation", "abort"), ("release", POOLS)),
+    "aborted asleep": (("release", ("kv_cache",)), ("begin", 2), ("abort_update", None)),
+}
+
+#: What every public event of the table is called with.
+CALLS: Mapping[str, tuple[Any, ...]] = {
+    "generate": ([[1]],),
+    "pause_generation": ("abort",),
+    "continue_generation": (),
+    "flush_cache": (),
+    "check_weights": ({},),
+    "end_update": (2,),
+    "abort_update": (),
+    "release_weights": (("weights",),),
+    "release_kv_cache": (("kv_cache",),),
+    "resume_weights": (("weights",),),
+    "resume_kv_cache": (("kv_cache",),),
+}
+
+#: Facts that a call gives and that are over when it returns.
+ENDED = {"generate": frozenset({EngineFact.REQUESTS})}
 
 
 class RolloutEngineContract:
@@ -303,3 +359,32 @@ class RolloutEngineContract:
         """An engine that reads by itself takes no buckets."""
         with pytest.raises(EngineError):
             self.make().receive(object())
+
+    @pytest.mark.parametrize("event", [*CALLS, "begin_update"])
+    @pytest.mark.parametrize("situation", SITUATIONS)
+    def test_table_decides(self, situation: str, event: str) -> None:
+        """In every state every event does what the table says; refused, it changes nothing and says what is allowed."""
+        engine = self.ready(1)
+        with self.update(2) as sent:
+            for method, argument in SITUATIONS[situation]:
+                if method == "begin":
+                    engine.begin_update(*sent)
+                else:
+                    getattr(engine, method)(*(() if argument is None else (argument,)))
+            before = engine.status()
+            expected = declared(ROLLOUT, before["state"], event, facts_told(before))
+            call = getattr(engine, METHODS.get(event, event))
+            arguments = sent if event == "begin_update" else CALLS[event]
+            if expected is None:
+                with pytest.raises(EngineError) as refused:
+                    call(*arguments)
+                assert f"State: {before['state']}" in refused.value.reason
+                assert "Allowed here: " in refused.value.reason
+                expected = before["state"], facts_told(before)
+            else:
+                call(*arguments)
+            after = engine.status()
+
+        # generate returns when its request has ended
+        assert (after["state"], facts_told(after)) == (expected[0], expected[1] - ENDED.get(event, frozenset()))
+        assert after["moving"] is None

@@ -73,7 +73,7 @@ class FakeEngine:
 
     def flush_cache(self) -> None:
         self._enter("flush_cache")
-        self._state.require_no_running_request("flush_cache")
+        self._state.flush_cache()
 
     def begin_update(self, manifest: UpdateManifest, transport: Transport) -> None:
         self._enter("begin_update", manifest, transport)
@@ -91,16 +91,13 @@ class FakeEngine:
 
     def receive(self, bucket: Any) -> None:
         self._enter("receive", bucket)
-        if not self.pushed:
-            raise self._refusal("receive", "it reads by itself; begin_update took everything")
-        if self._state.snapshot()["update"] is None:
-            raise self._refusal("receive", "no update is open: begin_update first")
+        self._state.receive(reads_itself=not self.pushed)
         self.weights.update(bucket)
         self._arrived |= set(bucket)
 
     def check_weights(self, fingerprints: Mapping[str, str]) -> tuple[str, ...]:
         self._enter("check_weights", fingerprints)
-        self._state.require_weights("check_weights")
+        self._state.check_weights()
         held = {**self._fingerprints, **self._measured()}
         return tuple(
             name for name, expected in fingerprints.items() if name in self.corrupted or held.get(name) != expected
@@ -109,10 +106,7 @@ class FakeEngine:
     def end_update(self, version: int) -> None:
         self._enter("end_update", version)
         expected = self.names if self.names is not None else self._fingerprints.keys()
-        missing = sorted(expected - self._arrived)
-        if missing and self._state.snapshot()["update"] is not None:
-            raise self._refusal("end_update", f"missing names: {', '.join(missing)}")
-        self._state.end_update(version)
+        self._state.end_update(version, missing=sorted(expected - self._arrived))
 
     def abort_update(self) -> None:
         self._enter("abort_update")
@@ -125,7 +119,7 @@ class FakeEngine:
 
     def resume(self, pools: Collection[str] = POOLS) -> None:
         self._enter("resume", tuple(pools))
-        self._state.resumed(self._state.to_resume(pools))
+        self._state.resume(pools)
 
     def status(self) -> dict[str, Any]:
         self._enter("status")

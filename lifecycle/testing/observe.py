@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from states.resources import SLOT_REGION, Fact, Region, Slot
+from states.resources import SLOT_REGION, AnyFact, Fact, Region, Slot
 from states.spec import State
 
 if TYPE_CHECKING:
     from lifecycle.controller import ActorLifecycle
 
 
-def observed(actor: ActorLifecycle) -> dict[Fact, bool]:
-    """Every fact of a contract that can be seen from outside. Fingerprints are taken anew."""
+def observed(actor: ActorLifecycle) -> dict[AnyFact, bool]:
+    """Every fact of a contract that can be seen from outside. Fingerprints are taken anew.
+
+    What a machine's own facts are about, only its owner can look at: of them the controller's word is taken.
+    """
     world, facts = actor._world, actor.facts
     mapped = world.backend.resident()
     on_device = {slot: world.backend.fingerprints(slot) for slot in facts.device if SLOT_REGION[slot] in mapped}
@@ -24,7 +27,8 @@ def observed(actor: ActorLifecycle) -> dict[Fact, bool]:
     shown = actor._table.shown[actor._machine.state]
     groups = getattr(world.adapter, "groups", True)
     referenced = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
-    return {
+    own: dict[AnyFact, bool] = {fact: fact in facts.own for fact in actor._table.spec.own_facts}
+    return own | {
         Fact.WEIGHTS: Region.WEIGHTS in mapped,
         Fact.GRADS: world.adapter.grad_bytes() > 0,
         Fact.OPTIMIZER: Region.OPTIMIZER in mapped,

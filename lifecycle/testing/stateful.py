@@ -11,6 +11,9 @@ Test an actor of your own by saying how to make it (twice the same, and it must 
 
     TestMyActor = MyMachine.TestCase
     TestMyActor.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+and a machine of your own by naming it (``machine``), its handlers (``perform``), and rules for its events that call
+``own_event``: see ``docs/extending.md``.
 """
 
 from __future__ import annotations

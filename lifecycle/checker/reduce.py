@@ -1,0 +1,147 @@
+"""Exploring less and missing nothing: names that do not matter, and facts by which nothing decides.
+
+[Note: soundness of the reduction] The table treats all tags but 'actor' alike: rows match the actor or any other tag,
+effects name no other tag, and no guard does. So renaming those tags maps each move of the machine to a move, and each
+invariant to itself; likewise for engines. What is reachable from a state is then reachable, renamed, from the renamed
+state, and one state may stand for all its renamings (C. N. Ip and D. L. Dill, Better verification through symmetry,
+1996, https://doi.org/10.1007/BF00625968). ``symmetry`` checks the premise: it renames every grounded move and looks for
+it among the moves, and raises ValueError where a declaration treats tags differently, for instance by name.
+
+[Note: labels] Whether a tag's version is the published one, or the one that an engine has, is written by effects and read
+by no guard, no effect and no invariant of ours. Leaving such facts out maps every move to a move and keeps all others,
+so the states without labels are exactly those with them, labels struck out. ``without_labels`` leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
+
+from attrs import evolve, frozen
+
+from lifecycle.checker.explore import Canonical, Node
+from lifecycle.checker.formula import And, Bit, Const, Expr, Not
+from lifecycle.checker.ground import Model, Move, Program
+
+_CHUNK = 11  # bits that one table of a renaming covers
+
+
+@frozen
+class Renaming:
+    """A permutation of tags and engines, as tables over chunks of bits."""
+
+    flats: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+
+    def __call__(self, node: Node) -> Node:
+        flat, bits = node
+        renamed, shift = 0, 0
+        for table in self.tables:
+            renamed |= table[bits >> shift & ((1 << _CHUNK) - 1)]
+            shift += _CHUNK
+        return self.flats[flat], renamed
+
+
+def without_labels(model: Model) -> Model:
+    """See [Note: labels]."""
+    return evolve(model, instance=evolve(model.instance, labels=()))
+
+
+def symmetry(program: Program) -> Canonical:
+    """The function from a state to the one that stands for it: the least of its renamings, by flat state and bits."""
+    instance = program.model.instance
+    free = [tag for tag in instance.tags if tag not in instance.labels]
+    names = [
+        dict(zip((*free, *instance.engines), (*tags, *engines), strict=True))
+        for tags in permutations(free)
+        for engines in permutations(instance.engines)
+    ]
+    _require_symmetric(program, _generators(free, instance.engines))
+    renamings = [_renaming(program, name) for name in names if any(old != new for old, new in name.items())]
+    known: dict[Node, Node] = {}
+
+    def canonical(node: Node) -> Node:
+        found = known.get(node)
+        if found is None:
+            found = node
+            for renaming in renamings:
+                other = renaming(node)
+                if other < found:
+                    found = other
+            known[node] = found
+        return found
+
+    return canonical
+
+
+def _generators(tags: Sequence[str], engines: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Exchanges of neighbours, from which all renamings are made."""
+    for names in (tags, engines):
+        for one, other in pairwise(names):
+            yield {one: other, other: one}
+
+
+def renamed_bit(name: str, names: Mapping[str, str], program: Program) -> str:
+    parts = [names.get(part, part) for part in name.split(".")]
+    if parts[0] == "same":
+        order = program.model.instance.references.index
+        parts[1:3] = sorted(parts[1:3], key=order)
+    return ".".join(parts)
+
+
+def _renamed_flat(flat: str, names: Mapping[str, str], program: Program) -> str:
+    state = program.table.states[flat]
+    if state.tag is not None:
+        return f"{state.name}_{names.get(state.tag, state.tag)}"
+    return flat if state.origin is None else f"{state.name}_{_renamed_flat(state.origin, names, program)}"
+
+
+def _renaming(program: Program, names: Mapping[str, str]) -> Renaming:
+    index = {name: n for n, name in enumerate(program.bits)}
+    flats = {flat: n for n, flat in enumerate(program.table.states)}
+    moved = [1 << index[renamed_bit(name, names, program)] for name in program.bits]
+    tables = []
+    for start in range(0, len(moved), _CHUNK):
+        table = [0]
+        for bit in moved[start : start + _CHUNK]:
+            table += [value | bit for value in table]
+        tables.append(tuple(table))
+    return Renaming(tuple(flats[_renamed_flat(flat, names, program)] for flat in flats), tuple(tables))
+
+
+def _require_symmetric(program: Program, generators: Iterable[Mapping[str, str]]) -> None:
+    for names in generators:
+        key = _keyed(program, names)
+        if sorted(map(key, program.moves)) != sorted(map(_keyed(program, {}), program.moves)):
+            swapped = " and ".join(names)
+            raise ValueError(f"the machine does not treat {swapped} alike, so states can not be reduced by symmetry")
+
+
+def _keyed(program: Program, names: Mapping[str, str]) -> Callable[[Move], str]:
+    """A text of the move under the renaming, in which the order of parts of formulas does not matter."""
+
+    def expr(one: Expr) -> str:
+        if isinstance(one, Bit):
+            return renamed_bit(one.name, names, program)
+        if isinstance(one, Const):
+            return str(one.value)
+        if isinstance(one, Not):
+            return f"!{expr(one.inner)}"
+        parts = sorted(map(expr, one.parts))  # type: ignore[attr-defined]
+        return f"({' & '.join(parts)})" if isinstance(one, And) else f"({' | '.join(parts)})"
+
+    def sets(pairs: Iterable[tuple[str, Expr]]) -> str:
+        return ";".join(sorted(f"{renamed_bit(name, names, program)}={expr(value)}" for name, value in pairs))
+
+    def key(move: Move) -> str:
+        # micro-steps over slots, tags and engines come in the order of declaration, which no renaming keeps
+        effects = [
+            (one.name, sorted((expr(m.when), sorted(sets(w.sets) for w in m.ways)) for m in one.micros))
+            for one in move.effects
+        ]
+        flats = [_renamed_flat(flat, names, program) for flat in (move.source, move.target)]
+        tag = names.get(move.tag or "", move.tag)
+        event = " ".join(names.get(word, word) for word in move.event.split())
+        return str((event, tag, flats, expr(move.guard), sets(move.sets), effects))
+
+    return key

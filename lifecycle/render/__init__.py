@@ -1,0 +1,1 @@
+"""Pictures and reference pages of a declared machine, all from one intermediate model."""

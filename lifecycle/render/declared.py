@@ -1,0 +1,66 @@
+"""The machines that this project declares, by name, and how their pictures are laid out."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from lifecycle.render.dot import Layout
+from lifecycle.render.options import Detail
+from states.joint import COLOCATED, JointSpec
+from states.spec import MachineSpec
+
+_WHERE = {
+    "actor": "states.actor:ACTOR",
+    "frozen": "states.frozen:FROZEN",
+    "rollout": "states.rollout:ROLLOUT",
+}
+#: Machines that run together, by the name of their picture.
+JOINT: dict[str, JointSpec] = {"joint": COLOCATED}
+#: Tags with which the pictures of this project are drawn: those that trainers declare.
+TAGS: dict[str, tuple[str, ...]] = {"actor": ("ref", "old_actor")}
+
+# Chosen among many by counting arrows that cross each other, or a text: the fewest that stay legible on A4.
+_FROZEN = Layout(0.2, 0.25, together=False, order=("RESIDENT", "FAULTED", "SYNCING", "ASLEEP", "CLOSED"))
+_LAYOUTS: dict[tuple[str, Detail], Layout] = {
+    ("actor", Detail.STATES): Layout(
+        0.18, 0.25, order=("RESIDENT", "FAULTED", "SYNCING", "SWITCHED", "ASLEEP", "CLOSED")
+    ),
+    ("actor", Detail.EFFECTS): Layout(
+        0.14, 0.3, ends_last=False, order=("RESIDENT", "SYNCING", "FAULTED", "ASLEEP", "SWITCHED", "CLOSED")
+    ),
+    ("actor", Detail.CONTRACTS): Layout(
+        0.25, 0.2, order=("RESIDENT", "SWITCHED", "FAULTED", "SYNCING", "ASLEEP", "CLOSED")
+    ),
+    **{("frozen", detail): _FROZEN for detail in Detail},
+    ("rollout", Detail.STATES): Layout(
+        0.18, 0.25, ends_last=False, order=("AWAKE", "ASLEEP", "UPDATING", "PAUSED", "STOPPED")
+    ),
+    ("rollout", Detail.EFFECTS): Layout(
+        0.25, 0.3, ends_last=False, order=("AWAKE", "UPDATING", "PAUSED", "ASLEEP", "STOPPED")
+    ),
+    ("rollout", Detail.CONTRACTS): Layout(
+        0.16, 0.2, ends_last=False, order=("AWAKE", "ASLEEP", "UPDATING", "PAUSED", "STOPPED")
+    ),
+}
+
+
+def declared() -> dict[str, MachineSpec]:
+    """Every machine of this project, by the name under which commands know it."""
+    return {name: machine(name) for name, where in _WHERE.items() if _there(where)}
+
+
+def machine(name: str) -> MachineSpec:
+    """One of them. Raises KeyError."""
+    module, _, attribute = _WHERE[name].partition(":")
+    spec: MachineSpec = getattr(importlib.import_module(module), attribute)
+    return spec
+
+
+def layout_of(name: str, detail: Detail) -> Layout:
+    """How the machine's picture is laid out; for a machine nobody has looked at, by a default."""
+    return _LAYOUTS.get((name, detail), Layout())
+
+
+def _there(where: str) -> bool:
+    return importlib.util.find_spec(where.partition(":")[0]) is not None
