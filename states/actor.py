@@ -94,22 +94,27 @@ EVENTS = (
     Event("adopt", "Make what the device holds the shown tag's new version.", gives=[Fact.WEIGHTS_ADOPTED]),
     Event("start_sync", "Begin sending a version to engines.", internal=True),
     Event("finish_sync", "Send, verify, publish.", internal=True, gives=[Fact.PUBLISHED, Fact.ROTATED]),
-    Event("fail_sync", "A sync that failed ends.", internal=True),
+    Event("fail_sync", "A sync that failed ends.", internal=True, gives=[Fact.UPDATES_ENDED, Fact.OTHERS_CONTINUE]),
     Event("fault", "An effect could not be undone.", internal=True),
     Event("recover", "Read back what is there and restore the rest."),
-    Event("close", "End the life cycle and give everything back."),
+    Event(
+        "close",
+        "End the life cycle and give everything back.",
+        takes=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, *_NO_SYNC],
+    ),
 )
 
 _QUIET = ("no_phase", "no_load")
+_TO_SLEEP_SWITCHED = ("no_load", "no_scope", "no_device_reader", "addresses_free")
 _TO_SLEEP = (*_QUIET, "no_scope", "no_backward_left", "no_device_reader", "addresses_free")
-_TO_MOVE = (*_QUIET, "no_device_reader", "memory_free")
+_TO_MOVE = ("no_load", "no_device_reader")
 RELEASE = ("drop_workspaces", "discard_grads", "collect_memory", "suspend_groups", "pause_regions")
 _SLEEP = (
     "settle_writers",
     "check_structure",
+    "adopt_optimizer_state",
     "verify_weights",
     "copy_out_weights",
-    "adopt_optimizer_state",
     "back_up_regions",
     "agree",
     *RELEASE,
@@ -169,7 +174,7 @@ _SEND = (
     "release_source",
 )
 _END_SYNC = ("abort_updates", "continue_untouched", "lower_sync_groups", "release_source")
-READ_BACK = ("agree", "abandon_sync", "lower_sync_groups", "read_back", "close_open_business")
+READ_BACK = ("abandon_sync", "lower_sync_groups", "read_back", "close_open_business")
 _COME_HOME = (
     "copy_out_survivors",
     "check_copies",
@@ -179,28 +184,28 @@ _COME_HOME = (
     "restore_weights",
     "restore_optimizer",
 )
-_BRING = ("resume_actor_regions", "reload_groups", "restore_rest", "restore_actor", "restore_optimizer")
-_LEAVE = ("copy_out_survivors", "resume_actor_regions", "restore_actor", "restore_optimizer")
+_BRING = ("agree", "resume_actor_regions", "reload_groups", "restore_rest", "restore_actor", "restore_optimizer")
+_LEAVE = ("agree", "copy_out_survivors", "resume_actor_regions", "restore_actor", "restore_optimizer")
 GIVE_BACK = ("remove_hooks", "free_copies")
-_GO_DOWN = ("settle_writers", "copy_out_everything", "check_copies", *RELEASE)
+_GO_DOWN = ("copy_out_everything", "check_copies", *RELEASE)
 _TO_SYNC = (*_QUIET, "rotation_hidden")
 _TO_RECOVER = ("not_closing", "no_device_reader")
 
 ROWS = (
     Row("sleep", "RESIDENT", "ASLEEP", _SLEEP, _TO_SLEEP),
-    Row("sleep", "SWITCHED", "ASLEEP", _SLEEP, _TO_SLEEP),
+    Row("sleep", "SWITCHED", "ASLEEP", _SLEEP, _TO_SLEEP_SWITCHED),
     Row("sleep", "ASLEEP", "ASLEEP"),
     Row("wake_up", "ASLEEP", "RESIDENT", _WAKE_ACTOR, ("memory_free",), Match.ACTOR),
     Row("wake_up", "ASLEEP", "SWITCHED", _WAKE_OTHER, ("memory_free",), Match.OTHER),
     Row("wake_up", "RESIDENT", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("wake_up", "SWITCHED", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("switch", "RESIDENT", SAME, (), (), Match.ACTOR),
-    Row("switch", "RESIDENT", "SWITCHED", (), _TO_MOVE, Match.OTHER, when=_HELD),
-    Row("switch", "RESIDENT", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
-    Row("switch", "SWITCHED", "SWITCHED", (), _TO_MOVE, Match.OTHER, when=_HELD),
+    Row("switch", "RESIDENT", "SWITCHED", (), ("no_phase", "no_device_reader"), Match.OTHER, when=_HELD),
+    Row("switch", "RESIDENT", "SWITCHED", _AWAY, ("no_phase", *_TO_MOVE), Match.OTHER, unless=_HELD),
+    Row("switch", "SWITCHED", "SWITCHED", (), ("no_device_reader",), Match.OTHER, when=_HELD),
     Row("switch", "SWITCHED", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
-    Row("switch", "SWITCHED", "RESIDENT", _STAY, _TO_MOVE, Match.ACTOR, when=_HELD),
-    Row("switch", "SWITCHED", "RESIDENT", _HOME, _TO_MOVE, Match.ACTOR, unless=_HELD),
+    Row("switch", "SWITCHED", "RESIDENT", _STAY, ("no_device_reader", "memory_free"), Match.ACTOR, when=_HELD),
+    Row("switch", "SWITCHED", "RESIDENT", _HOME, (*_TO_MOVE, "memory_free"), Match.ACTOR, unless=_HELD),
     Row("begin_training", "RESIDENT", SAME, _BEGIN, (*_QUIET, "has_optimizer", "no_device_reader")),
     Row(
         "end_training",
@@ -213,19 +218,19 @@ ROWS = (
         "abort_training", "RESIDENT", SAME, ("agree", "settle_phase", "restore_base"), ("in_phase", "no_device_reader")
     ),
     Row("discard_grads", "RESIDENT", SAME, ("discard_grads", "collect_memory"), ("no_phase",)),
-    Row("tag", "RESIDENT", SAME, ("agree", "move_tag"), ("not_actor", "not_shown", "of_frozen", "no_load")),
-    Row("tag", "SWITCHED", SAME, ("agree", "move_tag"), ("not_actor", "not_shown", "of_frozen", "no_load")),
+    Row("tag", "RESIDENT", SAME, ("agree", "move_tag"), ("not_actor", "of_frozen")),
+    Row("tag", "SWITCHED", SAME, ("agree", "move_tag"), ("not_actor", "not_shown")),
     Row("tag", "ASLEEP", SAME, ("agree", "move_tag"), ("not_actor",)),
     Row("tag", "SYNCING", SAME, ("agree", "move_tag"), ("not_actor", "not_shown")),
     Row("load_optimizer", "RESIDENT", SAME, ("check_structure", "adopt_optimizer_state"), ("no_phase",)),
     Row("load", "RESIDENT", SAME, _LOAD, (*_QUIET, "no_device_reader")),
-    Row("load", "SWITCHED", SAME, _LOAD, (*_QUIET, "no_device_reader")),
+    Row("load", "SWITCHED", SAME, _LOAD, ("no_load", "no_device_reader")),
     Row("finish_load", "RESIDENT", SAME, _END_LOAD, ("in_load", "no_phase")),
     Row("finish_load", "SWITCHED", SAME, _END_LOAD, ("in_load",)),
     Row("abort_load", "RESIDENT", SAME, ("agree", "drop_load", "restore_weights"), ("in_load", "no_phase")),
     Row("abort_load", "SWITCHED", SAME, ("agree", "drop_load", "restore_weights"), ("in_load",)),
     Row("adopt", "RESIDENT", SAME, ("check_structure", "agree", "adopt_weights"), (*_QUIET, "no_device_reader")),
-    Row("adopt", "SWITCHED", SAME, ("check_structure", "agree", "adopt_weights"), (*_QUIET, "no_device_reader")),
+    Row("adopt", "SWITCHED", SAME, ("check_structure", "agree", "adopt_weights"), ("no_load", "no_device_reader")),
     Row(
         "start_sync",
         "RESIDENT",
@@ -238,9 +243,9 @@ ROWS = (
         "SWITCHED",
         "SYNCING",
         ("settle_writers", "check_structure", "verify_weights", "copy_out_weights", *_CONNECT),
-        _TO_SYNC,
+        ("no_load", "rotation_hidden"),
     ),
-    Row("start_sync", "ASLEEP", "SYNCING", ("settle_writers", *_CONNECT), _TO_SYNC),
+    Row("start_sync", "ASLEEP", "SYNCING", ("settle_writers", *_CONNECT), ("rotation_hidden",)),
     Row("finish_sync", "SYNCING", ORIGIN, _SEND),
     Row("fail_sync", "SYNCING", ORIGIN, _END_SYNC),
     Row("fault", "RESIDENT", "FAULTED"),
@@ -252,14 +257,21 @@ ROWS = (
         "recover",
         "FAULTED",
         "RESIDENT",
-        (*READ_BACK, *_COME_HOME),
+        ("agree", *READ_BACK, *_COME_HOME),
         (*_TO_RECOVER, "memory_free"),
         unless=[Fact.WEIGHTS_LOST],
     ),
-    Row("recover", "FAULTED", "ASLEEP", (*READ_BACK, *_GO_DOWN), _TO_RECOVER, when=[Fact.WEIGHTS_LOST]),
+    Row(
+        "recover",
+        "FAULTED",
+        "ASLEEP",
+        ("settle_writers", "agree", *READ_BACK, *_GO_DOWN),
+        _TO_RECOVER,
+        when=[Fact.WEIGHTS_LOST],
+    ),
     # close() aborts an open phase or load first, by their own rows
     Row("close", "RESIDENT", "CLOSED", GIVE_BACK, (*_QUIET, "no_reader")),
-    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *GIVE_BACK), (*_QUIET, "no_reader", "memory_free")),
+    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *GIVE_BACK), ("no_load", "no_reader", "memory_free")),
     Row("close", "ASLEEP", "CLOSED", (*_BRING, *GIVE_BACK), ("no_reader", "memory_free")),
     Row("close", "SYNCING", "CLOSED", ("abandon_sync", "lower_sync_groups", "bring_back", *GIVE_BACK), ("no_reader",)),
     Row("close", "FAULTED", "CLOSED", (*READ_BACK, "bring_back", *GIVE_BACK), ("no_reader",)),

@@ -114,6 +114,9 @@ def _bad_facts(spec: MachineSpec) -> Iterator[str]:
 
 
 def _bad_rows(spec: MachineSpec) -> Iterator[str]:
+    # a state that promises nothing takes in any row, so it is for faults alone
+    promising = {state.name for state in spec.states if state.holds or state.lacks}
+    faults = {row.target for row in spec.rows if row.event == "fault"} - {SAME, ORIGIN} - promising
     for row in spec.rows:
         if spec.state(row.source).final and row.target != SAME:
             yield f"{describe(row)}: leaves a final state"
@@ -121,6 +124,8 @@ def _bad_rows(spec: MachineSpec) -> Iterator[str]:
             yield f"{describe(row)}: {row.source} does not remember an origin"
         if row.target not in (SAME, ORIGIN) and spec.state(row.target).per_tag and row.match is not Match.OTHER:
             yield f"{describe(row)}: {row.target} needs a tag other than 'actor'"
+        if row.event != "fault" and row.target in faults - {row.source}:
+            yield f"{describe(row)}: only a fault leads to {row.target}"
         yield from _bad_order(spec, row)
 
 
@@ -130,6 +135,9 @@ def _bad_order(spec: MachineSpec, row: Row) -> Iterator[str]:
         for name in row.effects[: row.effects.index(spec.agree)]:
             if not spec.effect(name).undoable:
                 yield f"{describe(row)}: {name} can not be undone, so it must come after {spec.agree}"
+        for name in row.effects[row.effects.index(spec.agree) :]:
+            if spec.effect(name).refuses:
+                yield f"{describe(row)}: {name} may refuse, so it must come before {spec.agree}"
     for name, count in Counter(row.effects).items():
         if count > 1:
             yield f"{describe(row)}: effect {name} stands {count} times"
@@ -192,7 +200,8 @@ def _trapped(spec: MachineSpec) -> Iterator[str]:
 def known_at(spec: MachineSpec, row: Row) -> Iterator[tuple[str, dict[AnyFact, bool]]]:
     """What is known when the row's effects start (contract, choice, guards), with the origin it is known for."""
     for origin, facts in _contracts(spec, spec.state(row.source)):
-        known = dict(facts)
+        known: dict[AnyFact, bool] = dict(facts)
+        known |= dict.fromkeys(PROGRESS, False)
         known |= dict.fromkeys(row.when - CONDITIONS, True) | dict.fromkeys(row.unless - CONDITIONS, False)
         for guard in (spec.guard(name) for name in row.guards):
             known |= dict.fromkeys(guard.requires - CONDITIONS, True) | dict.fromkeys(guard.forbids - CONDITIONS, False)

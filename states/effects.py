@@ -16,6 +16,7 @@ EFFECTS: tuple[Effect, ...] = (
         "Wait for asynchronous checkpoint writers and copies in flight.",
         gives=[Fact.SETTLED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "check_structure",
@@ -23,6 +24,7 @@ EFFECTS: tuple[Effect, ...] = (
         needs=[Fact.HOOKS],
         gives=[Fact.CHECKED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "verify_weights",
@@ -30,10 +32,12 @@ EFFECTS: tuple[Effect, ...] = (
         needs=[Fact.WEIGHTS, Fact.VERSION_SHOWN, Fact.CHECKED],
         gives=[Fact.VERIFIED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "check_copies",
         "Make sure that every tag has a complete copy off the device.",
+        needs=[Fact.SURVIVORS_COPIED],
         gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
         harmless=True,
     ),
@@ -44,20 +48,24 @@ EFFECTS: tuple[Effect, ...] = (
         needs=[Fact.WEIGHTS, Fact.VERSION_SHOWN, Fact.VERIFIED],
         gives=[Fact.VERSIONS_COPIED],
         harmless=True,  # a valid copy more breaks nothing; a half-made one is never recorded
+        refuses=True,
     ),
     Effect(
         "adopt_optimizer_state",
         "Take over the memory of optimizer state that has appeared.",
         needs=[Fact.CHECKED],
+        forbids=[Fact.VERIFIED],
         gives=[Fact.OPTIMIZER_ADOPTED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "back_up_regions",
         "Copy to the host the optimizer state and the rest, where changed since their last copy.",
-        gives=[Fact.BACKUPS_COPIED],
         needs=[Fact.OPTIMIZER_ADOPTED],
+        gives=[Fact.BACKUPS_COPIED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "agree", "All ranks agree to go on; on one rank there is nothing to do.", gives=[Fact.AGREED], harmless=True
@@ -75,12 +83,18 @@ EFFECTS: tuple[Effect, ...] = (
         forbids=[Fact.WORKING],
         takes=[Fact.GRADS],
     ),
-    Effect("collect_memory", "Return dropped memory to the system.", gives=[Fact.COLLECTED], harmless=True),
+    Effect(
+        "collect_memory",
+        "Return dropped memory to the system.",
+        forbids=[Fact.GRADS],
+        gives=[Fact.COLLECTED],
+        harmless=True,
+    ),
     Effect(
         "suspend_groups",
         "Take process groups down, in the same order on every rank.",
+        needs=[Fact.AGREED, Fact.COLLECTED],
         takes=[Fact.GROUPS],
-        needs=[Fact.AGREED],
         inverse="reload_groups",
     ),
     Effect(
@@ -95,6 +109,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "resume_actor_regions",
         "Map weights, optimizer and rest again.",
+        needs=[Fact.AGREED],
         gives=[Fact.WEIGHTS, Fact.OPTIMIZER, Fact.REST],
         inverse="pause_resumed",
         fatal=True,
@@ -102,30 +117,37 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "resume_forward_regions",
         "Map weights and rest again: what a forward needs.",
+        needs=[Fact.AGREED],
         gives=[Fact.WEIGHTS, Fact.REST],
         inverse="pause_resumed",
         fatal=True,
     ),
     Effect("pause_resumed", "Release again what this event had mapped.", harmless=True, fatal=True),
-    Effect("reload_groups", "Bring process groups back.", gives=[Fact.GROUPS], inverse="suspend_groups"),
+    Effect(
+        "reload_groups",
+        "Bring process groups back.",
+        needs=[Fact.WEIGHTS],
+        gives=[Fact.GROUPS],
+        inverse="suspend_groups",
+    ),
     Effect(
         "restore_rest",
         "Copy the rest back, where the device does not hold it.",
-        needs=[Fact.REST],
+        needs=[Fact.REST, Fact.GROUPS],
         gives=[Fact.REST_VALID],
         harmless=True,
     ),
     Effect(
         "restore_optimizer",
         "Copy the optimizer state back, where the device does not hold it.",
-        needs=[Fact.OPTIMIZER],
+        needs=[Fact.OPTIMIZER, Fact.VERSION_SHOWN],
         gives=[Fact.OPTIMIZER_VALID],
         harmless=True,
     ),
     Effect(
         "restore_weights",
         "Copy the parts of the tag's version that the device does not hold.",
-        needs=[Fact.WEIGHTS, Fact.VERSIONS_COPIED, Fact.AGREED],
+        needs=[Fact.WEIGHTS, Fact.VERSIONS_COPIED, Fact.AGREED, Fact.REST_VALID],
         forbids=[Fact.WORKING],
         gives=[Fact.VERSION_SHOWN],
         inverse="restore_shown",
@@ -154,6 +176,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "zero_grads",
         "Gradients that a sleep discarded come back as zeros; where none was, none comes.",
+        needs=[Fact.AGREED],
         gives=[Fact.GRADS_READY],
         harmless=True,
     ),
@@ -214,10 +237,10 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "drop_load",
         "Forget what a failed load wrote.",
+        needs=[Fact.AGREED, Fact.LOADING],
+        gives=[Fact.VERSIONS_COPIED],
         takes=[Fact.LOADING, Fact.VERSION_SHOWN],
-        gives=[Fact.VERSIONS_COPIED],  # open_load had them copied, and nothing else was written since
-        needs=[Fact.AGREED],
-        harmless=True,
+        harmless=True,  # open_load had them copied, and nothing else was written since
     ),
     Effect(
         "adopt_weights",
@@ -238,14 +261,21 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "raise_sync_groups",
         "Bring process groups up for this sync, where they are down.",
-        gives=[Fact.SYNC_GROUPS],
         needs=[Fact.AGREED],
+        gives=[Fact.SYNC_GROUPS, Fact.GROUPS_READY],
         inverse="lower_sync_groups",
     ),
-    Effect("lower_sync_groups", "Take down the groups raised for this sync.", takes=[Fact.SYNC_GROUPS], harmless=True),
+    Effect(
+        "lower_sync_groups",
+        "Take down the groups raised for this sync.",
+        forbids=[Fact.ENGINES_PAUSED],
+        takes=[Fact.SYNC_GROUPS],
+        harmless=True,
+    ),
     Effect(
         "connect_engines",
         "Choose each engine's transport, outside the memory backend's pools.",
+        needs=[Fact.GROUPS_READY],
         gives=[Fact.CONNECTED],
         harmless=True,
     ),
@@ -267,6 +297,8 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "continue_untouched",
         "Engines that saw no byte go on as before; the others stay paused.",
+        needs=[Fact.UPDATES_ENDED],
+        gives=[Fact.OTHERS_CONTINUE],
         takes=[Fact.ENGINES_PAUSED],
         harmless=True,
     ),
@@ -287,6 +319,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "abort_updates",
         "Engines that saw a byte hold no version and stay paused.",
+        gives=[Fact.UPDATES_ENDED],
         takes=[Fact.UPDATE_OPEN],
         harmless=True,
     ),
@@ -296,6 +329,7 @@ EFFECTS: tuple[Effect, ...] = (
         needs=[Fact.UPDATE_OPEN],
         gives=[Fact.ENGINES_CHECKED],
         harmless=True,
+        refuses=True,
     ),
     Effect(
         "end_updates",
@@ -337,7 +371,11 @@ EFFECTS: tuple[Effect, ...] = (
         takes=[Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
     ),
     Effect(
-        "read_back", "Measure what is mapped and what the device really holds.", gives=[Fact.STATE_READ], harmless=True
+        "read_back",
+        "Measure what is mapped and what the device really holds.",
+        forbids=[Fact.SYNC_GROUPS],
+        gives=[Fact.STATE_READ],
+        harmless=True,
     ),
     Effect(
         "close_open_business",
@@ -349,24 +387,37 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "copy_out_survivors",
         "Copy to the host what the device alone holds.",
-        gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
+        forbids=[Fact.WORKING, Fact.LOADING],
+        gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SURVIVORS_COPIED],
         harmless=True,
     ),
     Effect(
         "copy_out_everything",
         "Copy to the host whatever the device alone holds, since all of it is released next.",
-        gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED],
+        forbids=[Fact.WORKING, Fact.LOADING],
+        gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SURVIVORS_COPIED],
         harmless=True,
     ),
     Effect(
         "restore_actor",
         "Copy back the actor's version; what the device showed is not needed any more.",
-        needs=[Fact.WEIGHTS],
+        needs=[Fact.WEIGHTS, Fact.REST_VALID],
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.VERSION_SHOWN],
         inverse="restore_shown",
     ),
-    Effect("bring_back", "Put the actor's weights back on the device as far as possible.", harmless=True),
-    Effect("remove_hooks", "Take all hooks off.", takes=[Fact.HOOKS]),
+    Effect(
+        "bring_back",
+        "Put the actor's weights back on the device as far as possible.",
+        forbids=[Fact.SYNC_GROUPS, Fact.WORKING, Fact.LOADING],
+        gives=[Fact.VERSION_SHOWN],
+        harmless=True,
+    ),
+    Effect(
+        "remove_hooks",
+        "Take all hooks off.",
+        needs=[Fact.VERSION_SHOWN],
+        takes=[Fact.HOOKS],
+    ),
     Effect("free_copies", "Give all host buffers back.", takes=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED]),
 )

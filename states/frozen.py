@@ -10,7 +10,7 @@ from attrs import evolve
 from states.actor import ACTOR, GIVE_BACK, READ_BACK, RELEASE
 from states.spec import MachineSpec, Match, Row, Use
 
-_SETTLE = ("settle_writers", "check_structure", "verify_weights", "copy_out_weights")
+_SETTLE = ("settle_writers", "check_structure", "adopt_optimizer_state", "verify_weights", "copy_out_weights")
 _BRING = ("resume_forward_regions", "reload_groups", "restore_rest", "restore_weights")
 
 STATES = (
@@ -29,7 +29,7 @@ ROWS = (
         "sleep",
         "RESIDENT",
         "ASLEEP",
-        (*_SETTLE, "adopt_optimizer_state", "back_up_regions", "agree", *RELEASE),
+        (*_SETTLE, "back_up_regions", "agree", *RELEASE),
         ("no_load", "no_scope", "no_device_reader", "addresses_free"),
     ),
     ACTOR.row("sleep", "ASLEEP"),
@@ -46,7 +46,7 @@ ROWS = (
     *(ACTOR.row("fault", state.name) for state in STATES if not state.final),
     evolve(
         ACTOR.row("recover", "FAULTED", to="RESIDENT"),
-        effects=(*READ_BACK, "copy_out_survivors", "check_copies", *_BRING),
+        effects=("agree", *READ_BACK, "copy_out_survivors", "check_copies", *_BRING),
     ),
     ACTOR.row("recover", "FAULTED", to="ASLEEP"),
     evolve(ACTOR.row("close", "RESIDENT"), guards=("no_load", "no_reader")),

@@ -106,6 +106,8 @@ class Fact(StrEnum):
     OPTIMIZER_ADOPTED = "optimizer state that has appeared is taken over"
     AGREED = "all ranks go on"
     COLLECTED = "dropped memory returned to the system"
+    GROUPS_READY = "process groups are up for the sync"
+    SURVIVORS_COPIED = "what the device alone held has a copy"
     GRADS_READY = "gradients that a sleep discarded are back"
     TAG_MOVED = "the tag points where it was to point"
     WEIGHTS_ADOPTED = "what the device holds is a version"
@@ -113,6 +115,8 @@ class Fact(StrEnum):
     CONNECTED = "a transport is chosen for every engine"
     CACHES_FLUSHED = "engines have dropped what was derived from old weights"
     ENGINES_CHECKED = "fingerprints in the engines compared with the version's"
+    UPDATES_ENDED = "no engine has an update open, and none that saw a byte holds a version"
+    OTHERS_CONTINUE = "engines that saw no byte go on"
     PUBLISHED = "the version is the published one"
     ROTATED = "tags that rotate after the sync have moved"
 

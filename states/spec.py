@@ -78,7 +78,8 @@ class Effect:
     """One step of a row. ``inverse`` names the effect that undoes it, also when it stopped half-way.
 
     ``harmless``: leaves nothing to undo. ``fatal``: its failure may end the process, so everything that can refuse must
-    come before it. An effect that is neither harmless nor has an inverse is a point of no return.
+    come before it. An effect that is neither harmless nor has an inverse is a point of no return. ``refuses``: it looks
+    or copies and may well say no, so where ranks agree it comes before that.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Effect:
     inverse: str | None = None
     harmless: bool = False
     fatal: bool = False
+    refuses: bool = False
 
     @property
     def undoable(self) -> bool:

@@ -18,7 +18,7 @@ from states.spec import DefinitionError
 
 def test_rules_cover_all_rows_that_map():
     """Every row by which either maps device memory is under a rule, and no other row is."""
-    for machine, effects in (("actor", "resume_.*_regions"), ("rollout", "resume_.*")):
+    for machine, effects in (("actor", "resume_.*_regions|bring_back"), ("rollout", "resume_.*")):
         spec = COLOCATED.member(machine)
         for row in spec.rows:
             maps = any(re.fullmatch(effects, effect) for effect in row.effects)

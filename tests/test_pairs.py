@@ -56,12 +56,8 @@ def _facts_refuse(event, situation, tag):
         return None if (event, tag) == ("switch", "actor") else "a training phase is open"
     if training and event in ("load_optimizer", "discard_grads"):
         return "a training phase is open"
-    if loading and event in quiet | {"switch", "tag"} - {"close"}:
-        if event == "tag" and tag == "actor":
-            return "'actor' follows training"
+    if loading and event in quiet | {"switch"} - {"close"}:
         shown = "actor" if flat == "RESIDENT" else flat.removeprefix("SWITCHED_")
-        if event == "tag" and tag == shown:
-            return "the device shows this tag"
         return None if event == "switch" and tag == shown == "actor" else "a load is open"
     if event in ("end_training", "abort_training") and not training:
         return "no training phase is open"

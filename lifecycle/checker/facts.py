@@ -49,9 +49,9 @@ _KEPT = {
 
 
 def _rotates_shown(asked: Asked) -> Expr:
-    if asked.rotate is None or asked.rotate != asked.shown:
+    if asked.rotate is None or asked.rotate not in (asked.shown, ACTOR):
         return FALSE
-    return ~asked.words.same_version(asked.rotate, ACTOR)
+    return ~asked.words.same_version(asked.rotate, asked.of or ACTOR)
 
 
 def _const(value: bool) -> Expr:
@@ -117,6 +117,8 @@ def needed(fact: StrEnum, effect: str, asked: Asked) -> Expr:
     if fact is Fact.VERSION_SHOWN:
         if effect == "remove_hooks":  # by then the device shows the actor, which the effect itself looks at
             return TRUE
+        if effect == "restore_optimizer":  # it belongs to the actor's weights, whatever was shown before
+            return asked.words.shows(ACTOR)
         return TRUE if asked.shown is None else asked.words.shows(asked.shown) | asked.words.loading()
     if fact is Fact.VERSIONS_COPIED:
         return _copied_for(effect, asked)

@@ -186,6 +186,7 @@ def _variants(words: Words, row: FlatRow, shown: str | None) -> Iterator[tuple[A
     elif event == "finish_sync":
         yield asked, TRUE
         yield from ((evolve(asked, rotate=tag), TRUE) for tag in one.tags)
+        yield from ((evolve(asked, rotate=ACTOR, of=tag), TRUE) for tag in one.tags)
     else:
         yield asked, TRUE
 

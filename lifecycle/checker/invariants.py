@@ -55,10 +55,16 @@ STATES: tuple[Invariant, ...] = (
     ),
     Invariant(
         "lease_stays_readable",
-        "What a sync or a reader has leased is overwritten or released under it.",
-        lambda w: w("leased") | w("reading.device"),
-        lambda w: ~w("torn") & (~w("leased") | lent_is_readable(w)),
+        "What a sync has leased is overwritten or released under it.",
+        lambda w: w("leased"),
+        lent_is_readable,
         but_in=("FAULTED",),
+    ),
+    Invariant(
+        "reader_undisturbed",
+        "What a weights() block reads is overwritten or released under it.",
+        lambda w: w("reading.device"),
+        lambda w: ~w("torn"),
     ),
     Invariant(
         "training_on_the_actor",

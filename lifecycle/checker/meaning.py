@@ -215,7 +215,7 @@ def _open_phase(asked: Asked) -> Iterator[Micro]:
     w = asked.words
     kept = (*w.point(BASE, ACTOR), *w.let(False, *(f"device.{BASE}.{slot}" for slot in w.of.slots)))
     optimizer = (("base.optimizer.copied", w("optimizer.copied")), ("optimizer.copied", FALSE))
-    opened = (*kept, *w.renew(ACTOR, w.of.slots, on_device=True), *optimizer, *w.let(True, "working"))
+    opened = (*kept, *w.renew(ACTOR, w.of.slots, on_device=True), *optimizer, *w.let(True, "working"), w.disturbed())
     yield Micro((Way(opened),), sound=~w("no_optimizer"), breaks="training_on_the_actor")
 
 
@@ -245,8 +245,8 @@ def _changed(words: Words) -> list[Assignment]:
 
 def _freeze_version(asked: Asked) -> Iterator[Micro]:
     w = asked.words
-    ways = (Way((*_changed(w), *_phase_over(w))), Way((*_unchanged(w), *_phase_over(w))))
-    yield Micro(ways, when=w("working"))
+    over = (*_phase_over(w), w.disturbed())  # the parts that a reader has leased end with the phase
+    yield Micro((Way((*_changed(w), *over)), Way((*_unchanged(w), *over))), when=w("working"))
 
 
 def _settle_phase(asked: Asked) -> Iterator[Micro]:
@@ -321,7 +321,7 @@ def _adopt(asked: Asked) -> Iterator[Micro]:
     """Nothing changed, or the trained weights did; who has lost its only copy by that moves along."""
     w, shown = asked.words, asked.shown or ACTOR
     new = w.of.slots[-1]
-    made = [*w.renew(shown, (new,), on_device=True)]
+    made = [*w.renew(shown, (new,), on_device=True), w.disturbed()]
     for tag in w.of.all_tags:
         if tag != shown:
             follows = w.same_version(shown, tag) & ~w.copied(tag, new)
@@ -450,7 +450,10 @@ def _withdraw(asked: Asked) -> Iterator[Micro]:
 def _rotate(asked: Asked) -> Iterator[Micro]:
     if asked.rotate:
         yield note(asked.words.point(WAS, asked.rotate), asked.words.let(True, "before.tags"))
-        yield note(asked.words.point(asked.rotate, ACTOR))
+        to = asked.of or ACTOR
+        stays = asked.words.same_version(ACTOR, to) if asked.rotate == ACTOR else TRUE
+        moved = Way(asked.words.point(asked.rotate, to))
+        yield Micro((moved,), sound=stays, breaks="tags_move_between_versions")
 
 
 def _rotate_back(asked: Asked) -> Iterator[Micro]:
@@ -523,7 +526,7 @@ def _free_copies(asked: Asked) -> Iterator[Micro]:
     w = asked.words
     copied = (f"copied.{r}.{s}" for r in w.of.references for s in w.of.slots)
     gone = Way(w.let(False, *copied, "optimizer.copied", "rest.copied"))
-    yield Micro((gone,), sound=~w("reading.host"), breaks="lease_stays_readable")
+    yield Micro((gone,), sound=~w("reading.host"), breaks="reader_undisturbed")
 
 
 MEANINGS: dict[str, Meaning] = {

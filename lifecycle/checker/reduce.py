@@ -7,9 +7,9 @@ state, and one state may stand for all its renamings (C. N. Ip and D. L. Dill, B
 1996, https://doi.org/10.1007/BF00625968). ``symmetry`` checks the premise: it renames every grounded move and looks for
 it among the moves, and raises ValueError where a declaration treats tags differently, for instance by name.
 
-[Note: labels] Whether a tag's version is the published one, or the one that an engine has, is written by effects and read
-by no guard, no effect and no invariant of ours. Leaving such facts out maps every move to a move and keeps all others,
-so the states without labels are exactly those with them, labels struck out. ``without_labels`` leaves them out.
+[Note: labels] Whether a tag's version is the published one, or the one that an engine has, is written by effects and
+read by no guard, no effect and no invariant of ours. Leaving such facts out maps every move to a move and keeps all
+others, so the states without labels are exactly those with them, labels struck out. ``without_labels`` leaves them out.
 """
 
 from __future__ import annotations

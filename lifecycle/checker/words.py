@@ -149,7 +149,11 @@ class Words:
     def lose(self, slots: Iterable[str]) -> tuple[Assignment, ...]:
         """The bytes in these slots are worth nothing from here on; whoever was reading them there has torn bytes."""
         lost = self.let(False, *(f"device.{r}.{s}" for r in self.of.references for s in slots))
-        return (*lost, ("torn", Bit("torn") | Bit("reading.device")))
+        return (*lost, self.disturbed())
+
+    def disturbed(self) -> Assignment:
+        """What a reader of the device has leased is not what it leased any more."""
+        return "torn", Bit("torn") | Bit("reading.device")
 
     def hold(self, reference: str, slot: str) -> tuple[Assignment, ...]:
         """The device holds the reference's part, and so everybody's who points at the same."""

@@ -30,7 +30,7 @@ _LAYOUTS: dict[tuple[str, Detail], Layout] = {
         0.14, 0.3, ends_last=False, order=("RESIDENT", "SYNCING", "FAULTED", "ASLEEP", "SWITCHED", "CLOSED")
     ),
     ("actor", Detail.CONTRACTS): Layout(
-        0.25, 0.2, order=("RESIDENT", "SWITCHED", "FAULTED", "SYNCING", "ASLEEP", "CLOSED")
+        0.18, 0.2, ends_last=False, order=("RESIDENT", "SYNCING", "FAULTED", "CLOSED", "ASLEEP", "SWITCHED")
     ),
     **{("frozen", detail): _FROZEN for detail in Detail},
     ("rollout", Detail.STATES): Layout(

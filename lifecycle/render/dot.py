@@ -34,14 +34,14 @@ def to_dot(diagram: Diagram, layout: Layout | None = None) -> str:
     layout = layout or Layout()
     lines = [
         "digraph machine {",
-        f"  graph [{attributes(bgcolor=palette.PAPER, fontname=FONT, fontsize=labels.SIZE, pad='0.08')}",
+        f"  graph [{attributes(bgcolor=palette.PAPER, fontname=FONT, fontsize=labels.SIZE, pad='0.04')}",
         f"         ranksep={layout.ranksep:g} nodesep={layout.nodesep:g} rankdir=TB newrank=true",
         '         labelloc=b charset="utf-8"',
         f"         label=<{legend(diagram)}>]",
         f"  node [{attributes(fontname=FONT, fontsize=labels.SIZE, fontcolor=palette.INK)} shape=plain]",
         f"  edge [{attributes(fontname=FONT, fontsize=labels.SIZE, arrowsize='0.7')}]",
         "  subgraph cluster_machine {",
-        f"    label=<{_title(diagram)}> labelloc=t pencolor=none margin=6",
+        f"    label=<{_title(diagram)}> labelloc=t pencolor=none margin=4",
         f'    start [shape=circle style=filled label="" width=0.12 {attributes(color=palette.INK)}'
         f" {attributes(fillcolor=palette.INK)}]",
         *(f"    {text}" for node in diagram.nodes for text in _node(diagram, node)),

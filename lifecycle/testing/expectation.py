@@ -94,7 +94,7 @@ class Expected:
             case "discard_grads":
                 return self.shown == ACTOR and self.phase is None
             case "tag":
-                hidden = tag not in (ACTOR, self.shown) and self.load is None
+                hidden = tag not in (ACTOR, self.shown)
                 return hidden and not (of == ACTOR and self.phase is not None)
             case "load" | "adopt":
                 return awake and still

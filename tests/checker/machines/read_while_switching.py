@@ -3,5 +3,5 @@
 from tests.checker.machines.variants import model, without_guard
 
 MACHINE = model(without_guard("no_device_reader", "switch"))
-INVARIANT = "lease_stays_readable"
+INVARIANT = "reader_undisturbed"
 LENGTH = 4

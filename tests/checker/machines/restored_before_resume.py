@@ -7,6 +7,8 @@ _WAKE = (
     *("check_structure", "agree", "restore_weights", "resume_actor_regions", "reload_groups", "restore_rest"),
     "restore_optimizer",
 )
-MACHINE = model(with_effects(_WAKE, "wake_up", "ASLEEP", "RESIDENT", spec=relaxed("restore_weights", Fact.WEIGHTS)))
+MACHINE = model(
+    with_effects(_WAKE, "wake_up", "ASLEEP", "RESIDENT", spec=relaxed("restore_weights", Fact.WEIGHTS, Fact.REST_VALID))
+)
 INVARIANT = "readable_source"
 LENGTH = 2

@@ -11,11 +11,11 @@ _BEGIN = ACTOR.row("begin_training", "RESIDENT")
 
 
 def _quiet(row):
-    return evolve(row, guards=(*row.guards, "no_phase"))
+    return evolve(row, guards=(*(name for name in row.guards if name != "no_phase"), "no_phase"))
 
 
 _SPEC = relaxed("open_phase", Fact.OPTIMIZER_VALID)
-for _event in ("finish_load", "abort_load"):
+for _event in ("sleep", "switch", "load", "finish_load", "abort_load", "adopt", "start_sync", "close"):
     _SPEC = rows_changed(_SPEC, _quiet, _event, "SWITCHED")
 _SPEC = silent(Fact.WORKING, states=("SWITCHED",), spec=_SPEC)
 _REFUSED = tuple(

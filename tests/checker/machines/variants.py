@@ -48,13 +48,16 @@ def relaxed(name, *facts, spec=ACTOR):
 
 
 def silent(*facts, states=None, spec=ACTOR):
-    """These states, or all, say nothing of these facts."""
+    """These states say nothing of these facts; or no state and no event does."""
 
     def changed(one):
         return evolve(one, holds=one.holds - set(facts), lacks=one.lacks - set(facts))
 
+    events = tuple(evolve(one, gives=one.gives - set(facts), takes=one.takes - set(facts)) for one in spec.events)
     return evolve(
-        spec, states=tuple(changed(one) if states is None or one.name in states else one for one in spec.states)
+        spec,
+        states=tuple(changed(one) if states is None or one.name in states else one for one in spec.states),
+        events=spec.events if states is not None else events,
     )
 
 
