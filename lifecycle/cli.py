@@ -68,6 +68,22 @@ def overhead(
     print(f"ratio {result.ratio:.2f} over {result.rounds} interleaved rounds, {result.bytes_moved} bytes moved")
 
 
+@bench.command(name="check")
+def bench_check(as_json: _Json = False) -> None:
+    """How large the declared machines are when explored, and how long it takes: minutes."""
+    from lifecycle.bench.checking import Measured, measure
+
+    def tell(one: Measured) -> None:
+        size = one.size
+        told = f"{size.machine}: {len(size.other_tags) + 1} tags, {size.engines} engines, {size.slots} kinds of weights"
+        told += (f", {size.ranks} ranks" if size.ranks > 1 else "") + (", reduced" if size.reduced else "")
+        print(f"{told}: {one.states:,} states, {one.moves:,} moves, {one.findings} findings in {one.seconds:.1f} s")
+
+    result = measure(None if as_json else tell)
+    if as_json:
+        print(json.dumps(result, indent=2))
+
+
 @app.command()
 def plan(
     event: Annotated[str, typer.Argument(help="sleep, wake_up, switch, begin_training, sync, …")],

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from lifecycle.checker.formula import FALSE, TRUE, Assignment, Bit, Expr, all_of, any_of
 from lifecycle.checker.ground import GroundEffect, Model, Move, Program, ground, own_facts
-from lifecycle.checker.meaning import lost_engine
+from lifecycle.checker.meaning_sync import lost_engine
 from lifecycle.checker.steps import Invariant, Micro, Way
 from lifecycle.checker.words import Words
 from states.joint import JointRule, JointSpec

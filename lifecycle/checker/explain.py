@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lifecycle.checker.explore import Broken, Canonical, Found, Node, Path, RunMove, Runner
+from lifecycle.checker.explore import Canonical, Found
 from lifecycle.checker.ground import Model
 from lifecycle.checker.invariants import reason
+from lifecycle.checker.runner import Broken, Node, Path, RunMove, Runner
 from lifecycle.checker.trace import Change, Step, Trace, TraceEffect
 from lifecycle.checker.words import read_as
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from lifecycle.checker.formula import FALSE, TRUE, Expr, all_of, any_of
-from lifecycle.checker.meaning import target_of
+from lifecycle.checker.meaning_memory import target_of
 from lifecycle.checker.steps import Asked
 from lifecycle.checker.words import ACTOR, Words
 from states.resources import PROGRESS, Fact

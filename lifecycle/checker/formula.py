@@ -102,6 +102,18 @@ def bits_of(expr: Expr) -> frozenset[str]:
     return frozenset()
 
 
+def told(expr: Expr, name: Callable[[str], str]) -> str:
+    """The formula in words; ``name`` says what a bit is called."""
+    if isinstance(expr, Const):
+        return "always" if expr.value else "never"
+    if isinstance(expr, Bit):
+        return name(expr.name)
+    if isinstance(expr, Not):
+        return f"not ({told(expr.inner, name)})"
+    assert isinstance(expr, And | Or)
+    return (" and " if isinstance(expr, And) else " or ").join(f"({told(part, name)})" for part in expr.parts)
+
+
 Index = Mapping[str, int]
 
 

@@ -16,7 +16,8 @@ from attrs import evolve, field, frozen
 
 from lifecycle.checker.facts import BITS, INPUT_BITS, condition, contract, forbidden, needed
 from lifecycle.checker.formula import FALSE, TRUE, Assignment, Expr, all_of, any_of, bits_of
-from lifecycle.checker.meaning import MEANINGS, REGIONS
+from lifecycle.checker.meaning import MEANINGS
+from lifecycle.checker.meaning_memory import REGIONS
 from lifecycle.checker.steps import NO_MEANINGS, Asked, Invariant, Meanings, Micro, change, note
 from lifecycle.checker.words import ACTOR, Instance, Words
 from lifecycle.plan import Table
@@ -339,7 +340,7 @@ def _environment(model: Model, words: Words, table: Table) -> Iterator[Move]:
 
 
 def _engine_moves(w: Words, flat: str, engine: str, owned: bool) -> Iterator[Move]:
-    from lifecycle.checker.meaning import lost_engine
+    from lifecycle.checker.meaning_sync import lost_engine
 
     yield _move(f"engine {engine} dies", flat, w(f"{engine}.known"), lost_engine(w, engine))
     if owned:  # outside a sync its owner pauses and continues it

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lifecycle.checker.facts import BITS
 from lifecycle.checker.formula import FALSE, TRUE, Expr, all_of, any_of
 from lifecycle.checker.ground import Program
-from lifecycle.checker.meaning import lent_is_readable
+from lifecycle.checker.meaning_sync import lent_is_readable
 from lifecycle.checker.steps import Invariant
 from lifecycle.checker.words import ACTOR, Words
 from states.resources import Fact

@@ -7,7 +7,7 @@ on any rank counts on all. The environment does the same on every rank. At most 
 one event; the others only follow.
 
 [Note: ranks] What one rank does in one event depends on its own facts alone, so its possible ends are computed once per
-value of the facts that matter to the move (see [Note: frame] in ``explore``) and then combined. States that differ only
+value of the facts that matter to the move (see [Note: frame] in ``runner``) and then combined. States that differ only
 in which rank is which are one (``symmetric``).
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from lifecycle.checker.explore import Broken, Node, RunMove, Runner
 from lifecycle.checker.ground import Model, ground
 from lifecycle.checker.invariants import reason
+from lifecycle.checker.runner import Broken, Node, RunMove, Runner
 from lifecycle.checker.trace import Step, Trace
 from states.joint import RANK_RULES, RankRules
 

@@ -19,9 +19,10 @@ from itertools import pairwise, permutations
 
 from attrs import evolve, frozen
 
-from lifecycle.checker.explore import Canonical, Node
+from lifecycle.checker.explore import Canonical
 from lifecycle.checker.formula import And, Bit, Const, Expr, Not
 from lifecycle.checker.ground import Model, Move, Program
+from lifecycle.checker.runner import Node
 
 _CHUNK = 11  # bits that one table of a renaming covers
 

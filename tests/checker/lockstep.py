@@ -22,9 +22,9 @@ from choosing import Choice, acted, choices, chosen, lacking, parts_of, resolved
 from concrete import FakeWorld, Injected, Lost, Pair, executor, first_pair, fresh
 
 from lifecycle import versions as v
-from lifecycle.checker.explore import Node, RunMove, Runner
 from lifecycle.checker.formula import FALSE, Expr
 from lifecycle.checker.ground import Program, _promised_rotation, _row_guard, _variants
+from lifecycle.checker.runner import Node, RunMove, Runner
 from lifecycle.checker.steps import Asked
 from lifecycle.executor import EffectStopped, Executor
 from lifecycle.plan import preview

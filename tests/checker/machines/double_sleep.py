@@ -1,7 +1,7 @@
 """A second sleep pauses again: the process ends in C++ (F097: https://github.com/THUDM/slime/issues/1895)."""
 
 from lifecycle.checker.formula import TRUE
-from lifecycle.checker.meaning import REGIONS, pause_region
+from lifecycle.checker.meaning_memory import REGIONS, pause_region
 from tests.checker.machines.variants import model, with_effects
 
 

@@ -2,7 +2,7 @@
 https://github.com/NovaSky-AI/SkyRL/pull/1737)."""
 
 from lifecycle.checker.formula import FALSE
-from lifecycle.checker.meaning import lost_engine
+from lifecycle.checker.meaning_sync import lost_engine
 from lifecycle.checker.steps import change
 from tests.checker.machines.variants import model
 

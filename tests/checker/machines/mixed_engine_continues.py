@@ -2,7 +2,7 @@
 https://github.com/NVIDIA/TensorRT-LLM/pull/16642)."""
 
 from lifecycle.checker.formula import FALSE
-from lifecycle.checker.meaning import lent_is_readable
+from lifecycle.checker.meaning_sync import lent_is_readable
 from lifecycle.checker.steps import change
 from tests.checker.machines.variants import model
 

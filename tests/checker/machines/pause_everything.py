@@ -2,7 +2,7 @@
 the process then."""
 
 from lifecycle.checker.formula import TRUE
-from lifecycle.checker.meaning import REGIONS, pause_region
+from lifecycle.checker.meaning_memory import REGIONS, pause_region
 from tests.checker.machines.variants import model
 
 

@@ -2,7 +2,7 @@
 https://github.com/vllm-project/vllm/issues/31618)."""
 
 from lifecycle.checker.formula import TRUE
-from lifecycle.checker.meaning import REGIONS, resume_region
+from lifecycle.checker.meaning_memory import REGIONS, resume_region
 from tests.checker.machines.variants import model
 
 
