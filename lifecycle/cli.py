@@ -155,6 +155,6 @@ def check(
     """
     from lifecycle.checker.command import CheckOptions, command
 
-    names = None if tags is None else tuple(name for name in tags.split(",") if name)
+    names = None if tags is None else tuple(name.strip() for name in tags.split(",") if name.strip())
     size = (names, engines, slots, reduce, every, limit, ranks)
     raise typer.Exit(command(CheckOptions(machine, *size, spin, promela, trace, as_json)))

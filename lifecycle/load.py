@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from states.spec import MachineSpec
+from states.spec import DefinitionError, MachineSpec
 
 
 def load_machine(text: str) -> MachineSpec:
@@ -47,8 +48,10 @@ def _from_name(name: str) -> ModuleType:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
                 raise ValueError(f"{name} can not be imported: {error}") from error
             raise ValueError(f"no module {name!r} here or installed") from error
+        except DefinitionError:
+            raise
         except Exception as error:
-            raise ValueError(f"{name} can not be imported: {error}") from error
+            raise ValueError(f"{name} can not be imported: {_where(error)}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -63,10 +66,19 @@ def _from_file(path: Path) -> ModuleType:
     with _current_directory_first():
         try:
             spec.loader.exec_module(module)
+        except DefinitionError:
+            del sys.modules[name]
+            raise
         except Exception as error:
             del sys.modules[name]
-            raise ValueError(f"{path} can not be imported: {error}") from error
+            raise ValueError(f"{path} can not be imported: {_where(error)}") from error
     return module
+
+
+def _where(error: Exception) -> str:
+    """What was raised, and in which line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 @contextmanager

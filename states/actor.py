@@ -105,7 +105,7 @@ EVENTS = (
 )
 
 _QUIET = ("no_phase", "no_load")
-_TO_SLEEP_SWITCHED = ("no_load", "no_scope", "no_device_reader", "addresses_free")
+_TO_SLEEP_SWITCHED = ("no_load", "no_scope", "no_backward_left", "no_device_reader", "addresses_free")
 _TO_SLEEP = (*_QUIET, "no_scope", "no_backward_left", "no_device_reader", "addresses_free")
 _TO_MOVE = ("no_load", "no_device_reader")
 RELEASE = ("drop_workspaces", "discard_grads", "collect_memory", "suspend_groups", "pause_regions")
@@ -200,9 +200,9 @@ ROWS = (
     Row("wake_up", "RESIDENT", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("wake_up", "SWITCHED", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("switch", "RESIDENT", SAME, (), (), Match.ACTOR),
-    Row("switch", "RESIDENT", "SWITCHED", (), ("no_phase", "no_device_reader"), Match.OTHER, when=_HELD),
+    Row("switch", "RESIDENT", "SWITCHED", ("agree",), ("no_phase", "no_device_reader"), Match.OTHER, when=_HELD),
     Row("switch", "RESIDENT", "SWITCHED", _AWAY, ("no_phase", *_TO_MOVE), Match.OTHER, unless=_HELD),
-    Row("switch", "SWITCHED", "SWITCHED", (), ("no_device_reader",), Match.OTHER, when=_HELD),
+    Row("switch", "SWITCHED", "SWITCHED", ("agree",), ("no_device_reader",), Match.OTHER, when=_HELD),
     Row("switch", "SWITCHED", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
     Row("switch", "SWITCHED", "RESIDENT", _STAY, ("no_device_reader", "memory_free"), Match.ACTOR, when=_HELD),
     Row("switch", "SWITCHED", "RESIDENT", _HOME, (*_TO_MOVE, "memory_free"), Match.ACTOR, unless=_HELD),

@@ -22,8 +22,8 @@ USES = (
     Use(
         "backward",
         ("RESIDENT",),
-        "gradients would be of other weights than the actor's",
-        "wake_up() or switch('actor') first, and use torch.no_grad() for forwards of other tags.",
+        "only RESIDENT makes gradients: they would be of other weights than those that train, or left behind",
+        "Go back to RESIDENT first, and use torch.no_grad() for forwards here.",
     ),
     Use(
         "step",

@@ -40,8 +40,6 @@ def command(options: CheckOptions) -> int:
         if options.promela or options.spin:
             return _by_spin(options)
         report = _report(options)
-        if options.trace is not None and report.findings:
-            options.trace.write_text(json.dumps(report.findings[0].to_plain(), indent=2) + "\n", encoding="utf-8")
     except DefinitionError as error:
         print(error, file=sys.stderr)
         return 1
@@ -54,6 +52,12 @@ def command(options: CheckOptions) -> int:
         from lifecycle.checker.view import show_report
 
         show_report(report)
+    if options.trace is not None and report.findings:
+        try:
+            options.trace.write_text(json.dumps(report.findings[0].to_plain(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"the trace could not be written: {error}", file=sys.stderr)
+            return 2
     return 0 if report.complete and not report.findings else 1
 
 
@@ -62,6 +66,10 @@ def _by_spin(options: CheckOptions) -> int:
     from lifecycle.checker.promela import promela
     from lifecycle.checker.spin_command import show_spin, spin_table, to_plain
 
+    if options.ranks > 1 or options.trace is not None:
+        raise ValueError(
+            "Spin is given one rank, and its counter-examples are not written: leave out --ranks and --trace"
+        )
     model = sized(find_model(options.machine), options.tags, options.engines, options.slots)
     if options.promela:
         print(promela(program_of(model)), end="")
@@ -71,7 +79,7 @@ def _by_spin(options: CheckOptions) -> int:
         print(json.dumps(to_plain(rows), indent=2))
     else:
         show_spin(rows)
-    return 0 if all(row.agree for row in rows) else 1
+    return 0 if all(row.agree and row.ours is None for row in rows) else 1
 
 
 def _report(options: CheckOptions) -> Report | RankedReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lifecycle.checker.explore import Canonical, Found
+from lifecycle.checker.explore import Found
 from lifecycle.checker.ground import Model
 from lifecycle.checker.invariants import reason
 from lifecycle.checker.runner import Broken, Node, Path, RunMove, Runner
@@ -14,21 +14,19 @@ from lifecycle.checker.words import read_as
 _START: Path = ("start",)
 
 
-def traces(found: Found, canonical: Canonical | None = None) -> tuple[Trace, ...]:
+def traces(found: Found) -> tuple[Trace, ...]:
     """One trace per broken invariant, with the fewest events that lead there."""
-    return tuple(_trace(found, name, *place, canonical) for name, place in found.broken.items())
+    return tuple(_trace(found, name, *place) for name, place in found.broken.items())
 
 
-def _trace(
-    found: Found, name: str, node: Node, move: RunMove | None, broken: Broken, canonical: Canonical | None
-) -> Trace:
+def _trace(found: Found, name: str, node: Node, move: RunMove | None, broken: Broken) -> Trace:
     runner, nodes = found.runner, [node]
     while (parent := found.parents[nodes[-1]]) is not None:
         nodes.append(parent)
     steps: list[Step] = []
     here = runner.first()
     for target in reversed(nodes[:-1]):
-        step, here = _step_to(runner, here, target, canonical)
+        step, here = _step_to(runner, here, target)
         steps.append(step)
     if move is not None:
         steps.append(_last(runner, here, move, name))
@@ -47,8 +45,8 @@ def _name(model: Model) -> str:
     return model.spec.name if model.joint is None else model.joint.name
 
 
-def _step_to(runner: Runner, here: Node, target: Node, canonical: Canonical | None) -> tuple[Step, Node]:
-    """The move from here to the target, or to one that the target stands for."""
+def _step_to(runner: Runner, here: Node, target: Node) -> tuple[Step, Node]:
+    """The move from here to the target, by the fewest effects."""
     for move in runner.moves[here[0]]:
         if move.guard is not None and not move.guard(here[1]):
             continue
@@ -58,7 +56,7 @@ def _step_to(runner: Runner, here: Node, target: Node, canonical: Canonical | No
             continue
         for flat, bits, path in sorted(ends, key=lambda end: _length(end[2])):
             end = (flat, bits)
-            if end == target or (canonical is not None and canonical(end) == target):
+            if end == target:
                 return _step(runner, here, move, path, flat, bits), end
     raise AssertionError(f"no move leads from {here} to {target}")
 
@@ -68,16 +66,12 @@ def _length(path: Path) -> int:
 
 
 def _last(runner: Runner, here: Node, move: RunMove, name: str) -> Step:
-    """The move in which the invariant breaks. Under a symmetry it may be one of a permuted tag."""
-    same = [one for one in runner.moves[here[0]] if one.move.event == move.move.event]
-    for one in [move] if move in runner.moves[here[0]] else same:
-        if one.guard is not None and not one.guard(here[1]):
-            continue
-        try:
-            runner.run(one, here[1], _START)
-        except Broken as broken:
-            if broken.name == name:
-                return _step(runner, here, one, broken.path, None, broken.bits)
+    """The move in which the invariant breaks."""
+    try:
+        runner.run(move, here[1], _START)
+    except Broken as broken:
+        if broken.name == name:
+            return _step(runner, here, move, broken.path, None, broken.bits)
     raise AssertionError(f"{name} does not break in {move.move.event}")
 
 

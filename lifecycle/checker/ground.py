@@ -73,6 +73,7 @@ class Move:
     sets: tuple[Assignment, ...] = ()
     environment: bool = False
     together: tuple[tuple[Expr, bool], ...] = ()  # what the ranks decide at once, and how for this row
+    meets: bool = False  # its row has a place where the ranks agree
     agreed_at: int = 0  # effects before this place can still be undone by every rank
 
 
@@ -126,6 +127,9 @@ def ground(model: Model, together: frozenset[AnyFact] = frozenset()) -> Program:
 
     Raises ValueError for an effect that nobody has given a meaning.
     """
+    known = {effect.name for effect in model.spec.effects}
+    if unknown := sorted(set(model.meanings) - known):
+        raise ValueError(f"meanings of {', '.join(unknown)}: machine {model.spec.name!r} has no such effects")
     trains = any(Fact.OPTIMIZER in state.holds for state in model.spec.states)
     model = evolve(model, instance=evolve(model.instance, optimizer=trains))
     words = Words(model.instance, own_facts(model.spec))
@@ -205,13 +209,13 @@ def _moves_of(model: Model, words: Words, table: Table, row: FlatRow, together: 
         begin += _inputs(model, table, row, words)
         decided = tuple((condition(fact, asked), value) for fact, value in chosen)
         told = (row.row.event, asked.tag, _note(asked), row.source, row.target)
-        yield Move(*told, guard, effects, tuple(begin), together=decided, agreed_at=_agreed_at(row, model.spec.agree))
+        yield Move(*told, guard, effects, tuple(begin), **_meeting(row, model.spec.agree), together=decided)
 
 
-def _agreed_at(row: FlatRow, agree: str) -> int:
+def _meeting(row: FlatRow, agree: str) -> dict[str, Any]:
     """Where the ranks meet; a row that does not agree is run by each for itself, and whoever fails takes all along."""
     names = [effect.name for effect in row.effects]
-    return names.index(agree) if agree in names else 0
+    return {"meets": agree in names, "agreed_at": names.index(agree) if agree in names else 0}
 
 
 def _inputs(model: Model, table: Table, row: FlatRow, words: Words) -> Iterator[Assignment]:
@@ -220,12 +224,11 @@ def _inputs(model: Model, table: Table, row: FlatRow, words: Words) -> Iterator[
     forbidden = {fact for guard in row.guards for fact in guard.forbids if isinstance(fact, Fact)}
     ruled_out = {name for fact in forbidden for name in INPUT_BITS.get(fact, ())}
     shown = table.shown[row.source] is not None
-    backward = {state for use in model.spec.uses if use.operation == "backward" for state in use.states}
     device = any_of(w.device(tag, slot) for tag in one.all_tags for slot in one.slots)
     copied = any_of(w.copied(tag, slot) for tag in one.all_tags for slot in one.slots)
     possible = {
         "scope": TRUE if shown else FALSE,
-        "backward_left": w("grads") & ~w("working") if row.row.source in backward else FALSE,
+        "backward_left": w("grads") & ~w("working") if shown else FALSE,
         "reading.device": device & w("weights"),
         "reading.host": copied,
         "memory_short": TRUE,
@@ -313,11 +316,9 @@ def _meaning(model: Model, effect: Effect, asked: Asked) -> tuple[Micro, ...]:
 def _own_bit(effect: Effect, fact: Any) -> str:
     if not isinstance(fact, Fact):
         return f"own.{fact.value}"
-    if fact in BITS:
-        return BITS[fact]
     raise ValueError(
-        f"effect {effect.name} changes {fact.name} ({fact.value}), which is more than one fact of the checker: "
-        f"give it a meaning in Model(meanings={{{effect.name!r}: ...}})"
+        f"effect {effect.name} is your own, and gives or takes {fact.name} ({fact.value}), which is this library's: "
+        f"leave it out, or say what the effect does to the facts in Model(..., meanings={{{effect.name!r}: ...}})"
     )
 
 

@@ -30,7 +30,7 @@ INSTANCES = (
     Instance(tags=("ref", "old_actor"), engines=(), slots=("trained",), labels=()),
 )
 #: Two ranks of it are explored last.
-RANKED = Instance(tags=(), engines=(), slots=("trained",), labels=())
+RANKED = Instance(tags=("ref",), engines=(), slots=("trained",), labels=())
 
 #: Mutants that nobody notices, by (kind, event, what was changed), and why that is right.
 EQUIVALENT: dict[tuple[str, str, str], str] = {

@@ -68,7 +68,7 @@ class RankRunner:
             unwound |= runner.unwind(move, *config)
         broken_off: set[Node] = set()
         ended = runner.march(move, ready, place, len(move.effects), broken_off)
-        done = {runner.rest(move.target, x) for x, _, _ in ended}
+        done = {runner.arrive(move, x) for x, _, _ in ended}
         return Phases(*(self._kept(move, ends) for ends in (failed, unwound, done, broken_off)))
 
     def _kept(self, move: RunMove, ends: set[Node]) -> Ends:
@@ -108,8 +108,15 @@ class Ranks:
     _rank: RankRunner = field(init=False)
     _agreed_bits: int = field(init=False)
     _by_event: list[dict[tuple[str, str | None, str], list[RunMove]]] = field(init=False)
+    _asking: str = field(init=False, default="")
 
     def __attrs_post_init__(self) -> None:
+        if self.model.joint is not None:
+            raise ValueError("ranks of an actor with engines on its device are not explored together: check each alone")
+        if not any(event.name == self.rules.spread for event in self.model.spec.events):
+            raise ValueError(
+                f"machine {self.model.spec.name!r} has no event {self.rules.spread!r}, so no rules for ranks"
+            )
         program = ground(self.model, self.rules.together)
         self.runner = Runner(program)
         self._rank = RankRunner(self.runner)
@@ -164,7 +171,7 @@ class Ranks:
             if not found:
                 continue
             ends = self._environment if found[0].move.environment else self._event
-            label = f"{name[0]}({name[1]})" if name[1] else name[0]
+            label = self._asking = f"{name[0]}({name[1]})" if name[1] else name[0]
             for end in ends(ranked, options):
                 yield label, tuple(sorted(end)) if self.symmetric else end
 
@@ -195,6 +202,9 @@ class Ranks:
         return True
 
     def _asked(self, ranked: Ranked, moves: tuple[RunMove | None, ...]) -> Iterator[Ranked]:
+        meeting = {move.move.meets for move in moves if move is not None}
+        if len(meeting) > 1:
+            raise Broken("ranks_agree", f"{self._asking}: some ranks meet, and others have a row that does not", 0)
         halves = [self._halves(rank, move) for rank, move in zip(ranked, moves, strict=True)]
         everyone = range(self.size)
         if all(move is not None for move in moves):
@@ -238,6 +248,8 @@ class Ranks:
 
     def _trace(self, parents: Mapping[Ranked, tuple[Ranked, str] | None], ranked: Ranked, broken: Broken) -> Trace:
         steps: list[Step] = []
+        if broken.name != "ranks_agree" or "meet" in broken.detail:  # it breaks inside the event that was asked last
+            steps.append(Step(self._asking, None, self._named(ranked), self._named(ranked), "stopped"))
         while (parent := parents[ranked]) is not None:
             before, event = parent
             steps.append(Step(event, None, self._named(before), self._named(ranked), "done"))

@@ -13,7 +13,7 @@ from lifecycle.checker.explore import Found, explore
 from lifecycle.checker.formula import compiled
 from lifecycle.checker.ground import Model
 from lifecycle.checker.invariants import STEPS, state_invariants
-from lifecycle.checker.reduce import symmetry, without_labels
+from lifecycle.checker.reduce import engine_renamings, symmetry, without_labels
 from lifecycle.checker.trace import Trace
 
 #: What of an actor is in the abstraction, in the words of the design.
@@ -74,9 +74,11 @@ def check(
 
     Raises ValueError where an effect has no meaning.
     """
-    program = program_of(without_labels(model) if reduce else model)
-    canonical = symmetry(program) if reduce else None
-    found = explore(program, canonical, stop_at_first, limit, progress=progress)
+    found = _reduced(model, stop_at_first, limit, progress) if reduce else None
+    if found is None or found.broken:  # a counter-example is always one of the machine itself
+        found = explore(program_of(model), None, stop_at_first, limit, progress=progress)
+        reduce = False
+    program = found.runner.program
     one = model.instance
     return Report(
         model.spec.name if model.joint is None else model.joint.name,
@@ -91,7 +93,16 @@ def check(
         found.seconds,
         _premises(found),
         {**{one.name: one.why for one in state_invariants(program)}, **STEPS},
-        traces(found, canonical),
+        traces(found),
+    )
+
+
+def _reduced(
+    model: Model, stop_at_first: bool, limit: int | None, progress: Callable[[int, int, int], None] | None
+) -> Found:
+    program = program_of(without_labels(model))
+    return explore(
+        program, symmetry(program), stop_at_first, limit, variants=engine_renamings(program), progress=progress
     )
 
 

@@ -17,7 +17,7 @@ from lifecycle.checker.formula import FALSE, TRUE, And, Expr, Not, all_of, assig
 from lifecycle.checker.ground import GroundEffect, Move, Program, reads_and_writes
 from lifecycle.checker.invariants import state_invariants
 from lifecycle.checker.steps import Invariant, Micro
-from lifecycle.checker.words import read_as
+from lifecycle.checker.words import ACTOR, LOCAL, read_as
 
 Test = Callable[[int], object]
 Change = Callable[[int], int]
@@ -88,6 +88,10 @@ class Runner:
     _at_rest: tuple[Test, ...] = field(init=False)
     _kept: tuple[int, ...] = field(init=False)  # per flat state: bits that outlive an event that ends there
     _over: Test = field(init=False)
+    _home: Test = field(init=False)
+    _final: tuple[bool, ...] = field(init=False)
+    _asked_of: int = field(init=False)  # all bits but those that others set, and those that only inverses read
+    _own_business: int = field(init=False)  # facts of one event that contracts are about
     _cache: dict[object, Test | Change | RunEffect] = field(init=False, factory=dict)
     steps: int = field(init=False, default=0)
 
@@ -100,6 +104,12 @@ class Runner:
         local = sum(1 << self.index[name] for name in program.words.local())
         final = {state.name for state in program.model.spec.states if state.final}
         final = final if self._of_an_actor() else set()
+        business = sum(1 << self.index[name] for name in LOCAL)
+        self._own_business, self._asked_of = business, ~(local & ~business)
+        self._final = tuple(program.table.states[flat].name in final for flat in self.flats)
+        w = program.words
+        home = all_of([w.shows(ACTOR), *(w(f"{region}.valid") for region in w.of.backups)]) | w("given_up")
+        self._home = compiled(home, self.index)
         self._kept = tuple(0 if program.table.states[flat].name in final else ~local for flat in self.flats)
         self._over = compiled(~program.words("hooks") if self._of_an_actor() else FALSE, self.index)
         self._sound = {flat: compiled(self._asked(flat, moving=True), self.index) for flat in self.flats}
@@ -162,7 +172,7 @@ class Runner:
 
     def _support(self, move: Move) -> int:
         reads, writes = reads_and_writes(move)
-        found = set(reads | writes)
+        found = set(reads | writes) | ({"hooks"} if self._of_an_actor() else set())  # with hooks off all facts end
         for one in self.invariants:
             formula = one.formula(self.program.words)
             for part in formula.parts if isinstance(formula, And) else (formula,):
@@ -175,7 +185,7 @@ class Runner:
         known = move.known.get(key) if keep else None
         if known is None:
             found = ((to, x & move.support, self.ended(to, x)) for to, x, _ in self.run(move, bits))
-            known = move.known[key] = tuple(dict.fromkeys(found))
+            known = move.known[key] = tuple(sorted(set(found)))
         frame = bits & ~move.support
         for to, x, over in known:
             yield to, 0 if over else frame | x
@@ -199,11 +209,13 @@ class Runner:
 
         Once hooks are off nothing is asked any more and only ``close`` is left, so all such states count as one.
         """
-        bits &= self._kept[flat]
+        bits &= self._asked_of
+        bits &= self._kept[flat] | self._own_business
         if self._over(bits):
             bits = 0
         if not self._at_rest[flat](bits):
             raise self._which(self.flats[flat], bits, True, path)
+        bits &= self._kept[flat]
         return flat, bits
 
     def _which(self, flat: str, bits: int, at_rest: bool, path: Path) -> Broken:
@@ -224,7 +236,14 @@ class Runner:
             return {(*self.rest(move.target, start, path), path)}
         ended: set[tuple[int, int, Path]] = set()
         marched = self._march(move, [(start, (), False, path)], 0, len(move.effects), ended)
-        return ended | {(*self.rest(move.target, x, way), way) for x, _, _, way in marched}
+        return ended | {(*self.arrive(move, x, way), way) for x, _, _, way in marched}
+
+    def arrive(self, move: RunMove, bits: int, path: Path = None) -> Node:
+        """At the target. Where a life cycle ends the device must show the actor, whatever the row did on the way."""
+        source = self.number[move.move.source]
+        if self._final[move.target] and not self._final[source] and not self._home(bits):
+            raise Broken("close_brings_home", self.flats[move.target], bits, path)
+        return self.rest(move.target, bits, path)
 
     def march(self, move: RunMove, configs: Iterable[Config], first: int, last: int, failed: set[Node]) -> list[Config]:
         """Run some of the move's effects: what they may come to, and into ``failed`` where a failure of them leads."""

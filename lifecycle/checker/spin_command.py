@@ -17,9 +17,10 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
+from lifecycle.checker.colocated import program_of
 from lifecycle.checker.declared import models
 from lifecycle.checker.explore import explore
-from lifecycle.checker.ground import Model, ground
+from lifecycle.checker.ground import Model
 from lifecycle.checker.promela import NOT_EXPRESSIBLE
 from lifecycle.checker.small_steps import count
 from lifecycle.checker.spin import run_spin
@@ -67,7 +68,7 @@ def spin_table(named: Mapping[str, Model], steps_counted_to: int = STEPS_COUNTED
 
 def compared(name: str, model: Model, steps_counted_to: int = STEPS_COUNTED_TO) -> Row:
     """What we find first is asked of Spin alone, since that searches in another order; else Spin is asked for all."""
-    program, one = ground(model), model.instance
+    program, one = program_of(model), model.instance
     began = time.monotonic()
     found = explore(program)
     seconds = time.monotonic() - began

@@ -67,7 +67,7 @@ def trace_from_plain(plain: Mapping[str, Any]) -> Trace:
         names = {name: str(plain[name]) for name in ("machine", "invariant", "why", "detail")}
         return Trace(**names, tags=tuple(map(str, plain["tags"])), steps=steps)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"this is no trace: {error}") from error
+        raise ValueError(f"this is no trace: {type(error).__name__} {error}") from error
 
 
 def _step(plain: Mapping[str, Any]) -> Step:

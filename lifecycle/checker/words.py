@@ -49,6 +49,15 @@ class Instance:
     restore_aborted: bool = True
     optimizer: bool = True  # there is one; found out from the declaration
 
+    def __attrs_post_init__(self) -> None:
+        names = (*self.tags, *self.engines)
+        wrong = [name for name in names if not name.isidentifier() or name in (ACTOR, BASE, LENT, WAS)]
+        if wrong or len(set(names)) != len(names):
+            raise ValueError(
+                f"tags {', '.join(self.tags) or 'none'} and engines {', '.join(self.engines) or 'none'}: names are "
+                f"distinct identifiers, and none of actor, {BASE}, {LENT}, {WAS}"
+            )
+
     @property
     def backups(self) -> tuple[str, ...]:
         """Regions of one current content."""

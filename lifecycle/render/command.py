@@ -6,13 +6,16 @@ import json
 import sys
 from pathlib import Path
 
+from lifecycle.attach import checked_tags
+from lifecycle.checker.ground import Model
 from lifecycle.checker.trace import Trace, trace_from_plain
 from lifecycle.errors import LifecycleError
-from lifecycle.load import load_machine
+from lifecycle.load import load, load_machine
 from lifecycle.render.declared import JOINT, TAGS, declared, layout_of
 from lifecycle.render.draw import diagram_of, draw, draw_joint
 from lifecycle.render.joint import extract_joint
 from lifecycle.render.options import Detail, Format
+from states.joint import COLOCATED
 from states.spec import MachineSpec
 
 _BINARY = (Format.PNG, Format.PDF)
@@ -41,11 +44,13 @@ def find_machine(text: str) -> MachineSpec:
         raise ValueError(
             f"no machine {text!r}: write {', '.join((*known, *JOINT))}, or MODULE:NAME for one of your own"
         )
-    return load_machine(text)
+    found = load(text, (MachineSpec, Model))
+    return found.spec if isinstance(found, Model) else load_machine(text)
 
 
 def _draw(machine: str, kind: str, detail: str, highlight: Path | None, tags: str | None, output: Path | None) -> bytes:
     wanted, shown = Format(kind), Detail(detail)
+    machine = "joint" if machine == COLOCATED.name else machine
     if wanted in _BINARY and output is None:
         raise ValueError(f"{wanted} is no text: write it to a file with --output")
     if machine in JOINT:
@@ -55,7 +60,7 @@ def _draw(machine: str, kind: str, detail: str, highlight: Path | None, tags: st
     spec = find_machine(machine)
     trace = None if highlight is None else _trace(highlight)
     if tags is not None:
-        names = tuple(name for name in tags.split(",") if name)
+        names = checked_tags(name.strip() for name in tags.split(",") if name.strip())
     else:
         names = trace.tags if trace else TAGS.get(machine, ("ref",))
     diagram = diagram_of(spec, shown, names, trace=trace)
@@ -69,4 +74,9 @@ def _trace(path: Path) -> Trace:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(plain, dict):
         raise ValueError(f"{path} holds no trace")
-    return trace_from_plain(plain)
+    if "findings" in plain:
+        raise ValueError(f"{path} is a whole report: give one trace, as `lifecycle check --trace FILE` writes it")
+    try:
+        return trace_from_plain(plain)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -8,8 +8,12 @@ from attrs import evolve
 from lifecycle.checker.explore import explore
 from lifecycle.checker.formula import FALSE
 from lifecycle.checker.ground import Model, ground
+from lifecycle.checker.meaning import MEANINGS
 from lifecycle.checker.reduce import symmetry, without_labels
+from lifecycle.checker.report import check
+from lifecycle.checker.steps import Invariant
 from lifecycle.checker.words import Instance
+from states.actor import ACTOR
 
 NONE = Instance(tags=(), slots=("trained",), labels=())
 ONE = Instance(tags=("ref",), slots=("trained",), labels=())
@@ -110,3 +114,33 @@ def test_without_labels_the_same_states_are_reached():
 
     assert facts(labelled) == facts(bare)
     assert len(bare.parents) < len(labelled.parents)
+
+
+def test_a_meaning_that_names_a_tag_is_not_reduced():
+    """Also where it stands in an inverse alone, and tells tags apart by what it does not do."""
+
+    def restore_shown(asked):
+        return () if asked.shown == "ref" else MEANINGS["restore_shown"](asked)
+
+    told = Model(ACTOR, TWO, {"restore_shown": restore_shown})
+    with pytest.raises(ValueError, match="ref and old_actor"):
+        check(told, reduce=True)
+    assert check(told).findings
+
+
+def test_an_invariant_that_names_a_tag_is_not_reduced():
+    named = Invariant("of_one", "", lambda w: w("hooks"), lambda w: w.readable("ref") | w("given_up"))
+    with pytest.raises(ValueError, match="of_one"):
+        check(Model(ACTOR, TWO, invariants=(named,)), reduce=True)
+
+
+def test_a_meaning_of_no_effect_is_refused():
+    """A misspelt name must not prove the machine as it was."""
+    with pytest.raises(ValueError, match="nosuch"):
+        ground(Model(ACTOR, NONE, {"nosuch": lambda asked: ()}))
+
+
+@pytest.mark.parametrize("tags", [("actor",), ("a", "a"), ("1x",), ("base",), ("lent",), ("was",)])
+def test_names_are_distinct_and_none_of_ours(tags):
+    with pytest.raises(ValueError, match="distinct identifiers"):
+        Instance(tags=tags)

@@ -92,6 +92,22 @@ def test_ranks_lose_nothing_when_one_must_sleep_with_another():
     assert trace.invariant in ("effect_needs_met", "version_has_copy")
 
 
+def test_a_row_that_meets_and_one_that_does_not_are_never_mixed():
+    """One rank holds the other tag's version already and the other does not: both rows must meet."""
+    rows = tuple(
+        evolve(row, effects=()) if row.event == "switch" and row.effects == ("agree",) else row for row in ACTOR.rows
+    )
+    (trace,) = Ranks(Model(evolve(ACTOR, rows=rows), TWO)).explore().findings
+    assert trace.invariant == "ranks_agree"
+    assert trace.steps[-1].outcome == "stopped"
+
+
+@pytest.mark.parametrize("name", ["rollout", "colocated"])
+def test_machines_without_rules_for_ranks_are_refused(name):
+    with pytest.raises(ValueError, match="ranks"):
+        Ranks(models()[name])
+
+
 # an actor and engines on one device
 
 
