@@ -125,23 +125,28 @@ def _adopt(asked: Asked) -> Iterator[Micro]:
     """Nothing changed, or the trained weights did; who has lost its only copy by that moves along."""
     w, shown = asked.words, asked.shown or ACTOR
     new = w.of.slots[-1]
+    follows = {
+        tag: w.same_version(shown, tag) & ~w.copied(tag, new) if tag in w.of.all_tags else FALSE
+        for tag in w.of.references
+        if tag != shown
+    }
     made = [*w.renew(shown, (new,), on_device=True), w.disturbed()]
     for tag in w.of.all_tags:
         if tag != shown:
-            follows = w.same_version(shown, tag) & ~w.copied(tag, new)
-            made += _point_where(w, tag, shown, follows, new)
+            made += _follow(w, tag, shown, follows, new)
     yield Micro((Way(), Way(made)))
 
 
-def _point_where(words: Words, name: str, at: str, where: Expr, renewed: str) -> list[Assignment]:
+def _follow(words: Words, name: str, at: str, follows: dict[str, Expr], slot: str) -> list[Assignment]:
     """``name`` goes on pointing at what ``at`` does, where that is so; else it keeps its part off the device."""
-    made = [(f"device.{name}.{renewed}", where), (f"copied.{name}.{renewed}", words.copied(name, renewed) & ~where)]
+    where = follows[name]
+    made = [(f"device.{name}.{slot}", where), (f"copied.{name}.{slot}", words.copied(name, slot) & ~where)]
     for other in words.of.references:
         if other != name:
-            bit = words.same(name, other, renewed)
+            bit = words.same(name, other, slot)
             assert isinstance(bit, Bit)
-            both = words.same(at, other, renewed) & ~words.copied(other, renewed) & where
-            made.append((bit.name, both if other != at else where))
+            both = where if other == at else where & follows[other] | ~where & ~follows[other] & bit
+            made.append((bit.name, both))
     return [*made, *((key, words(key) & ~where) for key, _ in words._labels(name, None))]
 
 

@@ -157,7 +157,8 @@ def judge(spec: MachineSpec, mutant: Mutant) -> Verdict:
         report = check(Model(changed, instance))
         if report.findings:
             return Verdict(*told, "found", report.findings[0].invariant, len(report.findings[0]))
-    ranked = Ranks(Model(changed, RANKED)).explore()
+    between = "SWITCHED -> SWITCHED" in mutant.row  # there must be two tags to switch between
+    ranked = Ranks(Model(changed, INSTANCES[-1] if between else RANKED)).explore()
     if ranked.findings:
         return Verdict(*told, "found", ranked.findings[0].invariant, len(ranked.findings[0]))
     return Verdict(*told, "survives", "")
