@@ -41,10 +41,14 @@ ENGINE_INVARIANTS = (
 )
 
 
+#: Frozen weights beside the trained ones make six times as many states; ``--slots 2`` has them.
+_ONE_KIND = ("trained",)
+
+
 def models() -> dict[str, Model]:
     """Every machine that the project declares, by its name."""
     return {
-        "actor": Model(ACTOR),
+        "actor": Model(ACTOR, Instance(slots=_ONE_KIND)),
         "frozen": Model(FROZEN, Instance(tags=())),
         "rollout": Model(ROLLOUT, Instance(tags=(), engines=(), labels=()), invariants=ENGINE_INVARIANTS),
         "colocated": Model(ACTOR, Instance(tags=("ref",), slots=("trained",), labels=()), joint=COLOCATED),
@@ -62,7 +66,7 @@ def find_model(text: str) -> Model:
     if isinstance(found, Model):
         return found
     assert isinstance(found, MachineSpec)
-    return Model(found)
+    return Model(found, Instance(slots=_ONE_KIND))
 
 
 def sized(model: Model, tags: tuple[str, ...] | None, engines: int | None, slots: int | None) -> Model:
