@@ -10,8 +10,9 @@ import pytest
 from attrs import evolve
 
 from lifecycle.checker.ground import ground
-from lifecycle.checker.invariants import STEPS, state_invariants
+from lifecycle.checker.invariants import STATES, STEPS, state_invariants
 from lifecycle.checker.report import check
+from lifecycle.checker.steps import Invariant
 from lifecycle.checker.trace import trace_from_plain
 from states.actor import ACTOR
 from states.spec import DefinitionError
@@ -69,3 +70,15 @@ def test_the_declared_machine_breaks_none():
     assert report.complete
     assert report.findings == ()
     assert all(count for name, count in report.premises.items() if name != "reader_undisturbed")  # never at rest
+
+
+@pytest.mark.parametrize("one", STATES, ids=lambda one: one.name)
+def test_no_invariant_is_true_of_anything(one):
+    """Its premise comes about in our own machine: turned round, it is broken there."""
+
+    def holds(words):
+        return ~one.holds(words)
+
+    turned = Invariant(f"not_{one.name}", "", one.premise, holds, one.at_rest, one.but_in)
+    (trace,) = check(evolve(model(), invariants=(turned,))).findings
+    assert trace.invariant == turned.name
