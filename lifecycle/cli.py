@@ -95,13 +95,11 @@ def plan(
 ) -> None:
     """What an event does from a state, by the table: guards, and effects in order. Exits with 1 if it is refused."""
     from lifecycle.describe import describe
-    from lifecycle.load import load_machine
+    from lifecycle.load import find_machine
     from lifecycle.view import show_described
 
-    known = {"actor": "states.actor:ACTOR", "frozen": "states.frozen:FROZEN"}
     try:
-        spec = load_machine(known.get(machine, machine))
-        found = describe(spec, event, source, tag, [name for name in tags.split(",") if name])
+        found = describe(find_machine(machine), event, source, tag, [name for name in tags.split(",") if name])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:

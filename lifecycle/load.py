@@ -13,6 +13,26 @@ from types import ModuleType
 
 from states.spec import DefinitionError, MachineSpec
 
+#: The machines of this project, by the name under which commands know them.
+DECLARED = {
+    "actor": "states.actor:ACTOR",
+    "frozen": "states.frozen:FROZEN",
+    "rollout": "states.rollout:ROLLOUT",
+}
+
+
+def find_machine(text: str) -> MachineSpec:
+    """A declared machine by its name, or somebody's as MODULE:NAME, itself or in a Model. Raises ValueError."""
+    from lifecycle.checker.ground import Model  # the checker loads machines too
+
+    if ":" not in text and text not in DECLARED:
+        raise ValueError(f"no machine {text!r}: write {', '.join(DECLARED)}, or MODULE:NAME for one of your own")
+    found = load(DECLARED.get(text, text), (MachineSpec, Model))
+    if isinstance(found, Model):
+        return found.spec
+    assert isinstance(found, MachineSpec)
+    return found
+
 
 def load_machine(text: str) -> MachineSpec:
     """The machine that the text names. Raises ValueError saying which half of it is wrong."""

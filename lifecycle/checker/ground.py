@@ -18,6 +18,7 @@ from lifecycle.checker.facts import BITS, INPUT_BITS, condition, contract, forbi
 from lifecycle.checker.formula import FALSE, TRUE, Assignment, Expr, all_of, any_of, bits_of
 from lifecycle.checker.meaning import MEANINGS
 from lifecycle.checker.meaning_memory import REGIONS
+from lifecycle.checker.meaning_sync import lost_engine
 from lifecycle.checker.steps import NO_MEANINGS, Asked, Invariant, Meanings, Micro, change, note
 from lifecycle.checker.words import ACTOR, Instance, Words
 from lifecycle.plan import Table
@@ -112,14 +113,10 @@ class Program:
 
 
 def own_facts(spec: MachineSpec) -> tuple[str, ...]:
-    """Values of the own facts that states or effects are about; others are conditions of one call."""
-    used: dict[str, None] = {}
-    for state in spec.states:
-        used.update({fact.value: None for fact in sorted(state.holds | state.lacks) if not isinstance(fact, Fact)})
-    for effect in spec.effects:
-        changed = sorted(effect.gives | effect.takes)
-        used.update({fact.value: None for fact in changed if not isinstance(fact, Fact)})
-    return tuple(used)
+    """Texts of the own facts that states or effects are about; others are conditions of one call."""
+    lasting = {fact for state in spec.states for fact in state.holds | state.lacks}
+    lasting |= {fact for effect in spec.effects for fact in effect.gives | effect.takes}
+    return tuple(fact.value for fact in spec.own_facts if fact in lasting)
 
 
 def ground(model: Model, together: frozenset[AnyFact] = frozenset()) -> Program:
@@ -341,8 +338,6 @@ def _environment(model: Model, words: Words, table: Table) -> Iterator[Move]:
 
 
 def _engine_moves(w: Words, flat: str, engine: str, owned: bool) -> Iterator[Move]:
-    from lifecycle.checker.meaning_sync import lost_engine
-
     yield _move(f"engine {engine} dies", flat, w(f"{engine}.known"), lost_engine(w, engine))
     if owned:  # outside a sync its owner pauses and continues it
         generating, known = w(f"{engine}.generating"), w(f"{engine}.known")
@@ -358,6 +353,3 @@ def _allowed(model: Model, table: Table, operation: str) -> list[str]:
     """Flat states in which the trainer may do this."""
     states = {state for use in model.spec.uses if use.operation == operation for state in use.states}
     return [flat for flat, found in table.states.items() if found.name in states]
-
-
-__all__ = ["ACTOR", "GroundEffect", "Model", "Move", "Program", "ground"]

@@ -28,7 +28,7 @@ def _measured_again(words: Words, name: str, like: str, slots: Iterable[str]) ->
     made: list[Assignment] = []
     for slot in slots:
         made += [*words.hold(like, slot), (f"copied.{name}.{slot}", words.copied(like, slot))]
-        made += [*words._likened(name, slot, like), *words.let(True, f"device.{name}.{slot}")]
+        made += [*words.likened(name, slot, like), *words.let(True, f"device.{name}.{slot}")]
     return made
 
 
@@ -37,7 +37,7 @@ def _phase_over(words: Words) -> tuple[Assignment, ...]:
 
 
 def _unchanged(words: Words) -> list[Assignment]:
-    labels = words._labels(ACTOR, BASE)
+    labels = words.labels_like(ACTOR, BASE)
     return [*_measured_again(words, ACTOR, BASE, words.of.slots), *labels]
 
 
@@ -94,7 +94,7 @@ def _freeze_load(asked: Asked) -> Iterator[Micro]:
     yield note(w.point(WAS, tag), when=opened)
     new, old = w.of.slots[-1:], w.of.slots[:-1]
     done = w.let(False, f"loading.{tag}")
-    equal = (*_measured_again(w, tag, shown, w.of.slots), *w._labels(tag, shown))
+    equal = (*_measured_again(w, tag, shown, w.of.slots), *w.labels_like(tag, shown))
     ways = [
         Way((*w.renew(tag, w.of.slots, on_device=True), *done)),
         Way((*_measured_again(w, tag, shown, old), *w.renew(tag, new, on_device=True), *done)),
@@ -147,7 +147,7 @@ def _follow(words: Words, name: str, at: str, follows: dict[str, Expr], slot: st
             assert isinstance(bit, Bit)
             both = where if other == at else where & follows[other] | ~where & ~follows[other] & bit
             made.append((bit.name, both))
-    return [*made, *((key, words(key) & ~where) for key, _ in words._labels(name, None))]
+    return [*made, *((key, words(key) & ~where) for key, _ in words.labels_like(name, None))]
 
 
 def _move_tag(asked: Asked) -> Iterator[Micro]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lifecycle.checker.ranks import RankedReport
-from lifecycle.checker.report import FACTS, Report
+from lifecycle.checker.report import Report
 from lifecycle.checker.trace import Change, Step, Trace
 
 _MARKS = {"done": "✓", "failed": "✗", "undone": "↶"}
@@ -48,12 +48,6 @@ def _show_ranked(report: RankedReport, console: Console) -> None:
         show_trace(trace, console)
     if not report.findings and report.complete:
         console.print("no finding: ranks rest in one state, and every rank keeps its invariants", style="bold")
-
-
-def show_facts(console: Console | None = None) -> None:
-    console = console or Console()
-    for fact in FACTS:
-        console.print(f"- {fact}", markup=False, highlight=False)
 
 
 def show_trace(trace: Trace, console: Console | None = None) -> None:

@@ -177,8 +177,8 @@ class Words:
         made: list[Assignment] = []
         for slot in self.of.slots:
             made += [(f"device.{name}.{slot}", self.device(at, slot)), (f"copied.{name}.{slot}", self.copied(at, slot))]
-            made += self._likened(name, slot, at)
-        return (*made, *self._labels(name, at))
+            made += self.likened(name, slot, at)
+        return (*made, *self.labels_like(name, at))
 
     def renew(self, name: str, slots: Iterable[str], on_device: bool) -> tuple[Assignment, ...]:
         """``name`` points at new parts in these slots, which the device holds, or nobody yet."""
@@ -187,18 +187,18 @@ class Words:
         for slot in slots:
             made += [(f"device.{r}.{slot}", FALSE) for r in self.of.references if r != name]
             made += [(f"device.{name}.{slot}", TRUE if on_device else FALSE), (f"copied.{name}.{slot}", FALSE)]
-            made += self._likened(name, slot, None)
-        return (*made, *(self._labels(name, None) if slots else ()))
+            made += self.likened(name, slot, None)
+        return (*made, *(self.labels_like(name, None) if slots else ()))
 
     def forget(self, name: str) -> tuple[Assignment, ...]:
         """A passing reference ends."""
         made: list[Assignment] = []
         for slot in self.of.slots:
             made += [(f"device.{name}.{slot}", FALSE), (f"copied.{name}.{slot}", FALSE)]
-            made += self._likened(name, slot, None)
-        return (*made, *self._labels(name, None))
+            made += self.likened(name, slot, None)
+        return (*made, *self.labels_like(name, None))
 
-    def _likened(self, name: str, slot: str, at: str | None) -> list[Assignment]:
+    def likened(self, name: str, slot: str, at: str | None) -> list[Assignment]:
         """``name`` is the same as those that ``at`` is the same as; as nobody where ``at`` is None."""
         made = []
         for other in self.of.references:
@@ -208,7 +208,7 @@ class Words:
                 made.append((bit.name, FALSE if at is None else self.same(at, other, slot)))
         return made
 
-    def _labels(self, name: str, at: str | None) -> list[Assignment]:
+    def labels_like(self, name: str, at: str | None) -> list[Assignment]:
         """``name`` has the labels of ``at``; none where ``at`` is None, or is not tracked."""
         if name not in self.labelled:
             return []

@@ -7,16 +7,14 @@ import sys
 from pathlib import Path
 
 from lifecycle.attach import checked_tags
-from lifecycle.checker.ground import Model
 from lifecycle.checker.trace import Trace, trace_from_plain
 from lifecycle.errors import LifecycleError
-from lifecycle.load import load, load_machine
-from lifecycle.render.declared import JOINT, TAGS, declared, layout_of
+from lifecycle.load import find_machine
+from lifecycle.render.declared import JOINT, TAGS, layout_of
 from lifecycle.render.draw import diagram_of, draw, draw_joint
 from lifecycle.render.joint import extract_joint
 from lifecycle.render.options import Detail, Format
 from states.joint import COLOCATED
-from states.spec import MachineSpec
 
 _BINARY = (Format.PNG, Format.PDF)
 
@@ -33,19 +31,6 @@ def command(machine: str, kind: str, detail: str, highlight: Path | None, tags: 
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-def find_machine(text: str) -> MachineSpec:
-    """A declared machine by its name, or somebody's as MODULE:NAME. Raises ValueError."""
-    known = declared()
-    if text in known:
-        return known[text]
-    if ":" not in text:
-        raise ValueError(
-            f"no machine {text!r}: write {', '.join((*known, *JOINT))}, or MODULE:NAME for one of your own"
-        )
-    found = load(text, (MachineSpec, Model))
-    return found.spec if isinstance(found, Model) else load_machine(text)
 
 
 def _draw(machine: str, kind: str, detail: str, highlight: Path | None, tags: str | None, output: Path | None) -> bytes:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
+from lifecycle.load import DECLARED, load_machine
 from lifecycle.render.dot import Layout
 from lifecycle.render.options import Detail
 from states.joint import COLOCATED, JointSpec
 from states.spec import MachineSpec
 
-_WHERE = {
-    "actor": "states.actor:ACTOR",
-    "frozen": "states.frozen:FROZEN",
-    "rollout": "states.rollout:ROLLOUT",
-}
 #: Machines that run together, by the name of their picture.
 JOINT: dict[str, JointSpec] = {"joint": COLOCATED}
 #: Tags with which the pictures of this project are drawn: those that trainers declare.
@@ -47,20 +40,9 @@ _LAYOUTS: dict[tuple[str, Detail], Layout] = {
 
 def declared() -> dict[str, MachineSpec]:
     """Every machine of this project, by the name under which commands know it."""
-    return {name: machine(name) for name, where in _WHERE.items() if _there(where)}
-
-
-def machine(name: str) -> MachineSpec:
-    """One of them. Raises KeyError."""
-    module, _, attribute = _WHERE[name].partition(":")
-    spec: MachineSpec = getattr(importlib.import_module(module), attribute)
-    return spec
+    return {name: load_machine(where) for name, where in DECLARED.items()}
 
 
 def layout_of(name: str, detail: Detail) -> Layout:
     """How the machine's picture is laid out; for a machine nobody has looked at, by a default."""
     return _LAYOUTS.get((name, detail), Layout())
-
-
-def _there(where: str) -> bool:
-    return importlib.util.find_spec(where.partition(":")[0]) is not None
