@@ -28,10 +28,10 @@ demo: $(VENV)/.demo
 	$(BIN)/lifecycle demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) $(if $(GPU),,-m "not gpu") $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

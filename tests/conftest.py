@@ -36,3 +36,11 @@ def make(few_objects):
 def rig(few_objects) -> Rig:
     """Three tags with weights of their own, the actor's only copy on the device; complete copies are read-only."""
     return make_busy(make_rig(protect_copies=True))
+
+
+def pytest_collection_modifyitems(items):
+    """Without a CUDA device its tests are skipped, and say why."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -28,6 +28,9 @@ from lifecycle.fingerprint import fingerprints
 from lifecycle.hoststore.base import HostBuffer
 from lifecycle.manifest import PartLayout
 from lifecycle.memory import aliases, pages
+from lifecycle.memory.arrivals import Arrived
+from lifecycle.memory.base import Holder, Incoming
+from lifecycle.memory.holders import tensors_outside
 from states.resources import SLOT_REGION, Region, Slot
 
 
@@ -44,12 +47,23 @@ class Segment:
 
 
 @frozen(eq=False)
+class _Placed:
+    """Where the alias group of these names lies: in the part, and in memory."""
+
+    names: frozenset[str]
+    offset: int
+    address: int
+    nbytes: int
+
+
+@frozen(eq=False)
 class _Adopted:
     """What is known of one slot. ``addresses`` is where each tensor's first element was put."""
 
     region: Region
     layout: PartLayout
     segments: tuple[Segment, ...] = ()
+    groups: tuple[_Placed, ...] = ()
     tensors: Mapping[str, Tensor] = field(factory=dict)
     addresses: Mapping[str, int] = field(factory=dict)
 
@@ -67,11 +81,14 @@ class ArenaBackend:
 
     name = "arena"
     keeps_addresses = True
+    stream_ordered = False
+    overlaps = False
 
     def __init__(self, poison: int | None = None) -> None:
         self._poison = poison
         self._slots: dict[Slot, _Adopted] = {}
         self._paused: set[Region] = set()
+        self._stopped: dict[Slot, tuple[HostBuffer, int]] = {}  # exchanges: what is out so far, in bytes
 
     def adopt(self, slot: Slot, region: Region, tensors: Mapping[str, Tensor]) -> PartLayout:
         """Copy the tensors' bytes into a new segment of the slot, rebind the tensors, and return the whole layout.
@@ -98,6 +115,7 @@ class ArenaBackend:
             before,
             layout=layout,
             segments=(*before.segments, segment),
+            groups=(*before.groups, *_placed(groups, before.layout.nbytes, segment)),
             tensors={**before.tensors, **tensors},
             addresses={**before.addresses, **{name: tensor.data_ptr() for name, tensor in tensors.items()}},
         )
@@ -113,6 +131,9 @@ class ArenaBackend:
     def check(self) -> None:
         for slot in self._slots:
             self._refuse_moved(slot)
+
+    def complete(self) -> None:
+        """A segment holds nothing but what was adopted."""
 
     def pause(self, region: Region) -> int:
         """Drop the region's pages. Raises ManifestError, before any is dropped, when tensors were moved off them."""
@@ -141,10 +162,9 @@ class ArenaBackend:
 
     def copy_out(self, slot: Slot, buffer: HostBuffer) -> int:
         """As ``MemoryBackend`` says. Raises ManifestError when tensors were moved off the arena."""
-        self._refuse_moved(slot)
+        self._to_copy(slot, buffer)
         nbytes = self._adopted(slot).layout.nbytes
         assert buffer.nbytes >= nbytes, f"buffer of {buffer.nbytes} bytes for {nbytes}"
-        assert self._adopted(slot).region not in self._paused, f"copy out of paused slot {slot}"
         target = pages.address(buffer.memory)
         for offset, segment in self._placed(slot):
             ctypes.memmove(target + offset, segment.address, segment.nbytes)
@@ -152,15 +172,39 @@ class ArenaBackend:
 
     def copy_in(self, slot: Slot, buffer: HostBuffer, nbytes: int) -> int:
         """As ``MemoryBackend`` says. Raises ManifestError when tensors were moved off the arena."""
-        self._refuse_moved(slot)
-        adopted = self._adopted(slot)
-        assert nbytes <= min(buffer.nbytes, adopted.layout.nbytes), f"{nbytes} bytes are more than there are"
-        assert adopted.region not in self._paused, f"copy into paused slot {slot}"
+        adopted = self._to_copy(slot, buffer, nbytes)
         source = pages.address(buffer.memory)
         for offset, segment in self._placed(slot):
             ctypes.memmove(segment.address, source + offset, max(0, min(segment.nbytes, nbytes - offset)))
         torch.autograd.graph.increment_version(list(adopted.tensors.values()))
         return nbytes
+
+    def start_copy_in(self, blocks: Sequence[Sequence[Incoming]], aside: bool) -> tuple[Arrived, ...]:
+        return tuple(Arrived({one.slot: self._bring(one) for one in block}) for block in blocks)
+
+    def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
+        """As ``MemoryBackend`` says, segment by segment."""
+        adopted = self._to_copy(slot, into, nbytes)
+        assert out.nbytes >= adopted.layout.nbytes, f"buffer of {out.nbytes} bytes for {adopted.layout.nbytes}"
+        target, source = pages.address(out.memory), pages.address(into.memory)
+        for offset, segment in self._placed(slot):
+            self._stopped[slot] = out, offset
+            ctypes.memmove(target + offset, segment.address, segment.nbytes)
+            self._stopped[slot] = out, offset + segment.nbytes
+            ctypes.memmove(segment.address, source + offset, max(0, min(segment.nbytes, nbytes - offset)))
+        self._stopped.pop(slot, None)
+        torch.autograd.graph.increment_version(list(adopted.tensors.values()))
+        return adopted.layout.nbytes
+
+    def finish_exchange(self, slot: Slot) -> int:
+        out, done = self._stopped[slot]
+        target, moved = pages.address(out.memory), 0
+        for offset, segment in self._placed(slot):
+            if offset >= done:
+                ctypes.memmove(target + offset, segment.address, segment.nbytes)
+                moved += segment.nbytes
+        del self._stopped[slot]
+        return moved
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._adopted(slot).tensors
@@ -178,6 +222,31 @@ class ArenaBackend:
     def held(self) -> dict[Region, int]:
         regions = {adopted.region for adopted in self._slots.values()}
         return {region: 0 if region in self._paused else self._nbytes(region) for region in regions}
+
+    def holders(self) -> tuple[Holder, ...]:
+        mine = [(segment.address, segment.nbytes) for region in Region for segment in self._of_region(region)]
+        return tensors_outside("cpu", mine)
+
+    def _to_copy(self, slot: Slot, buffer: HostBuffer, nbytes: int = 0) -> _Adopted:
+        """Refuse a copy that could not be right."""
+        self._refuse_moved(slot)
+        adopted = self._adopted(slot)
+        assert nbytes <= min(buffer.nbytes, adopted.layout.nbytes), f"{nbytes} bytes are more than there are"
+        assert adopted.region not in self._paused, f"copy to or from paused slot {slot}"
+        return adopted
+
+    def _bring(self, one: Incoming) -> dict[str, str]:
+        if one.names is None:
+            self.copy_in(one.slot, one.buffer, one.nbytes)
+        else:
+            adopted = self._to_copy(one.slot, one.buffer, one.nbytes)
+            source = pages.address(one.buffer.memory)
+            for group in adopted.groups:
+                if not group.names.isdisjoint(one.names):
+                    room = max(0, min(group.nbytes, one.nbytes - group.offset))
+                    ctypes.memmove(group.address, source + group.offset, room)
+            torch.autograd.graph.increment_version([adopted.tensors[name] for name in one.names])
+        return self.fingerprints(one.slot, one.check)
 
     def _adopted(self, slot: Slot, region: Region | None = None) -> _Adopted:
         region = SLOT_REGION[slot] if region is None else region
@@ -224,6 +293,11 @@ def _filled_segment(groups: Sequence[aliases.AliasGroup]) -> Segment:
     storages = (_slice(segment.memory, place, group.nbytes) for group, place in zip(groups, places, strict=True))
     aliases.rebind(groups, storages)
     return segment
+
+
+def _placed(groups: Sequence[aliases.AliasGroup], start: int, segment: Segment) -> Iterator[_Placed]:
+    for group, place in zip(groups, aliases.offsets(groups), strict=False):
+        yield _Placed(frozenset(group.tensors), start + place, segment.address + place, group.nbytes)
 
 
 def _slice(memory: mmap, offset: int, nbytes: int) -> UntypedStorage:

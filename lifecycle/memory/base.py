@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
 
 from states.resources import Region, Slot
 
@@ -12,6 +14,43 @@ if TYPE_CHECKING:
 
     from lifecycle.hoststore.base import HostBuffer
     from lifecycle.manifest import PartLayout
+
+
+@frozen(eq=False)
+class Incoming:
+    """Bytes that are to come from a copy: those of the named tensors of a slot, or the first ``nbytes`` of all of it.
+
+    ``names`` has every tensor of an alias group or none of it. The tensors in ``check`` are fingerprinted on arrival.
+    """
+
+    slot: Slot
+    buffer: HostBuffer
+    nbytes: int
+    names: frozenset[str] | None = None
+    check: tuple[str, ...] = ()
+
+
+@frozen(eq=False)
+class Holder:
+    """Something that holds device memory: what it is, in words, and how many bytes."""
+
+    what: str
+    nbytes: int
+
+
+class Arrival(Protocol):
+    """Bytes on their way to the device."""
+
+    def order(self) -> None:
+        """Let everything launched on the caller's current stream from here on see the bytes. Does not wait."""
+        ...
+
+    def wait(self) -> Mapping[Slot, Mapping[str, str]]:
+        """Return when they are there: the fingerprints of what was to be checked, by slot and name.
+
+        May be called again. Raises what the copy raised (RuntimeError from the device).
+        """
+        ...
 
 
 class MemoryBackend(Protocol):
@@ -23,6 +62,8 @@ class MemoryBackend(Protocol):
 
     name: str
     keeps_addresses: bool  # whether a region comes back at the addresses it had, as captured graphs need
+    stream_ordered: bool  # whether ``start_copy_in`` returns before the bytes are there
+    overlaps: bool  # whether ``exchange`` moves both ways at once
 
     def adopt(self, slot: Slot, region: Region, tensors: Mapping[str, Tensor]) -> PartLayout:
         """Take over the bytes of these tensors, appended to the slot's layout, and return the whole new layout.
@@ -42,8 +83,15 @@ class MemoryBackend(Protocol):
         """Raise ManifestError when a tensor was moved away, so that its values are not the slot's bytes."""
         ...
 
+    def complete(self) -> None:
+        """Every slot has been adopted. Raises ManifestError naming what else lies in memory that a pause releases."""
+        ...
+
     def pause(self, region: Region) -> int:
-        """Give the region's memory back; its contents are lost. Returns the bytes released."""
+        """Give the region's memory back; its contents are lost. Returns the bytes released.
+
+        What is in flight to or from it, and what earlier launches still read, has ended before.
+        """
         ...
 
     def resume(self, region: Region) -> int:
@@ -61,7 +109,32 @@ class MemoryBackend(Protocol):
     def copy_in(self, slot: Slot, buffer: HostBuffer, nbytes: int) -> int:
         """Overwrite the first ``nbytes`` of the slot from the buffer and bump autograd's version counters of every
         tensor of the slot (https://pytorch.org/docs/stable/autograd.html#in-place-operations-with-autograd).
-        Returns the bytes moved."""
+        Complete on return. Returns the bytes moved."""
+        ...
+
+    def start_copy_in(self, blocks: Sequence[Sequence[Incoming]], aside: bool) -> tuple[Arrival, ...]:
+        """Begin to bring blocks back, in this order, each as ``copy_in`` would; an arrival for each.
+
+        On the caller's current stream, behind what is there; ``aside``: on a stream of the backend's own, behind what
+        the caller's stream holds now, so that later launches run beside it. Buffers must not be written to, nor given
+        back, until the arrivals have been waited for. A backend without streams has copied everything on return.
+        """
+        ...
+
+    def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
+        """Copy the slot's bytes to ``out`` and overwrite the first ``nbytes`` of it from ``into``; complete on return.
+
+        Chunk by chunk and, where the backend ``overlaps``, both ways at once; version counters as in ``copy_in``.
+        Stopped half-way by an exception, the old bytes are those already in ``out`` and what is still on the device:
+        ``finish_exchange`` puts them together. Returns the bytes moved each way.
+        """
+        ...
+
+    def finish_exchange(self, slot: Slot) -> int:
+        """After an exchange that stopped: complete its ``out`` with what is still on the device. Returns the bytes.
+
+        The slot's content is undefined afterwards. May be called again if it raised.
+        """
         ...
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
@@ -82,4 +155,8 @@ class MemoryBackend(Protocol):
 
     def held(self) -> dict[Region, int]:
         """Bytes mapped now, per region."""
+        ...
+
+    def holders(self) -> tuple[Holder, ...]:
+        """What still holds memory of the device beside resident regions, largest first; looks at the whole process."""
         ...

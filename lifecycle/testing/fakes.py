@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from attrs import evolve, field, frozen
@@ -14,6 +14,8 @@ from lifecycle.hoststore.base import HostBuffer, tensor_over
 from lifecycle.hoststore.live import LiveBuffers
 from lifecycle.manifest import PartLayout
 from lifecycle.memory import aliases
+from lifecycle.memory.arrivals import Arrived
+from lifecycle.memory.base import Holder, Incoming
 from states.resources import SLOT_REGION, Copy, Region, Slot
 
 
@@ -35,6 +37,8 @@ class FakeMemory:
 
     name = "fake"
     keeps_addresses = True
+    stream_ordered = False
+    overlaps = False
 
     def __init__(self, poison: int = 0xCB, free_bytes: int | None = None) -> None:
         self.poison = poison
@@ -67,6 +71,9 @@ class FakeMemory:
 
     def check(self) -> None:
         """Tensors lie where their owner put them."""
+
+    def complete(self) -> None:
+        """Nothing else lies in the tensors themselves."""
 
     def pause(self, region: Region) -> int:
         assert region not in self._paused, f"pause of paused region {region}"
@@ -106,6 +113,28 @@ class FakeMemory:
         torch.autograd.graph.increment_version(list(held.tensors.values()))
         return nbytes
 
+    def start_copy_in(self, blocks: Sequence[Sequence[Incoming]], aside: bool) -> tuple[Arrived, ...]:
+        return tuple(Arrived({one.slot: self._bring(one) for one in block}) for block in blocks)
+
+    def _bring(self, one: Incoming) -> dict[str, str]:
+        held = self._touched(one.slot)
+        source = tensor_over(one.buffer)[: one.nbytes]
+        self.calls.append(("start_copy_in", one.slot))
+        for offset, group in held.groups:
+            if one.names is None or not one.names.isdisjoint(group.tensors):
+                piece = source[offset : offset + group.nbytes]
+                aliases.extent(group)[: piece.numel()].copy_(piece)
+                torch.autograd.graph.increment_version(list(group.tensors.values()))
+        return self.fingerprints(one.slot, one.check)
+
+    def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
+        moved = self.copy_out(slot, out)
+        self.copy_in(slot, into, nbytes)
+        return moved
+
+    def finish_exchange(self, slot: Slot) -> int:
+        return 0  # what stopped had copied out all or had not begun to overwrite
+
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._held(slot).tensors
         return fingerprints(tensors if names is None else {name: tensors[name] for name in names})
@@ -123,6 +152,9 @@ class FakeMemory:
     def held(self) -> dict[Region, int]:
         regions = {held.layout.region for held in self._slots.values()}
         return {region: 0 if region in self._paused else self._nbytes(region) for region in regions}
+
+    def holders(self) -> tuple[Holder, ...]:
+        return ()
 
     def _held(self, slot: Slot) -> _Held:
         return self._slots.get(slot) or _Held(PartLayout(slot, SLOT_REGION[slot], 0))
