@@ -54,10 +54,17 @@ __all__ = [
 
 
 @contextmanager
-def region(name: str) -> Iterator[Region]:
-    """Allocate a region's tensors inside, before the actor exists.
+def region(name: str, actor: str = "actor", memory: str = "auto", reserve: int = 0) -> Iterator[Region]:
+    """Allocate a region's tensors inside, before the actor exists: ``with region("weights"): model = build()``.
 
-    Backends that move memory at attach (``arena``) take tensors from anywhere, so for them this only checks the name.
-    Raises ValueError for a name that is no region.
+    On CUDA with the memory saver they are made in the pool of that region of the actor of this name, on the current
+    device, so that attaching moves nothing. ``reserve`` bytes, about what will be allocated, are taken as one piece of
+    memory: a sleep and a wake take their time by pieces, and copies are larger. Backends that take tensors from
+    anywhere (``arena``, ``storage``) need no region: for them this only checks the name. Raises ValueError for a name
+    that is no region or no pool ("workspaces" are dropped, not paused), TransitionRefused inside another region, NoRoom
+    (a MemoryError) where the reserve does not fit, and what ``memory="torch_memory_saver"`` raises where it is no use.
     """
-    yield Region(name)
+    from lifecycle.memory.choose import allocating
+
+    with allocating(name, actor, memory, reserve) as entered:
+        yield entered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lifecycle.adapters.base import Adapter
 from lifecycle.errors import ManifestError, MissingExtra
@@ -13,27 +13,37 @@ from lifecycle.memory.base import MemoryBackend
 from lifecycle.versions import ACTOR
 from states.spec import MachineSpec
 
+if TYPE_CHECKING:
+    from lifecycle.memory.choose import Choice
 
-def make_backend(memory: str | MemoryBackend) -> MemoryBackend:
-    """ "auto" and "arena": the CPU's backend. Raises ValueError for an unknown name."""
-    if not isinstance(memory, str):
-        return memory
-    if memory not in ("auto", "arena"):
-        raise ValueError(f"memory={memory!r}: known backends are 'auto' and 'arena'; or give a MemoryBackend")
+
+def make_backend(memory: str | MemoryBackend, name: str, device_type: str) -> Choice:
+    """The memory backend of the actor of this name, whose tensors are on this type of device: see ``memory.choose``.
+
+    Raises ValueError for an unknown name, MissingExtra and SaverUnusable where the one asked for can not work here.
+    """
+    from lifecycle.memory.choose import choose
+
     _need_torch("a memory backend")
-    from lifecycle.memory.arena import ArenaBackend
-
-    return ArenaBackend()
+    return choose(memory, device_type, name)
 
 
-def make_store(host: str | HostStore) -> HostStore:
-    """ "auto" is "shared" where memory can be shared by descriptor (Linux), else "pinned"."""
+def device_type_of(adapter: Adapter) -> str:
+    """Where the adapter's tensors are: "cpu" where all are, else the accelerator's type."""
+    return next((owned.tensor.device.type for owned in adapter.tensors() if owned.tensor.device.type != "cpu"), "cpu")
+
+
+def make_store(host: str | HostStore, device_type: str) -> HostStore:
+    """ "auto" is "shared", which engines of this host read from, where memory can be shared by descriptor (Linux) and,
+    beside an accelerator, in huge pages: without them the first copy takes twice as long; else "pinned"."""
     if not isinstance(host, str):
         return host
     from lifecycle.hoststore import disk, pinned, shared
+    from lifecycle.memory import pages
 
     if host == "auto":
-        host = "shared" if sys.platform == "linux" else "pinned"
+        huge = device_type == "cpu" or pages.huge_pages("shmem_enabled") in ("always", "advise", "within_size")
+        host = "shared" if sys.platform == "linux" and huge else "pinned"
     if host == "pinned":
         return pinned.PinnedStore()
     if host == "shared":

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from lifecycle.bench.commands import bench
 from lifecycle.demo.options import DemoOptions, ModelName
 from lifecycle.render.options import Detail, Format
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-bench = typer.Typer(no_args_is_help=True, help="Measure, each against its peer in the same run.")
 app.add_typer(bench, name="bench")
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
@@ -49,39 +49,6 @@ def demo(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(command(options, as_json))
-
-
-@bench.command()
-def overhead(
-    rounds: Annotated[int, typer.Option(min=10, help="Round trips of each.")] = 3000,
-    as_json: _Json = False,
-) -> None:
-    """A switch there and back between two tags of one version, beside two triggers of a bare state machine."""
-    from lifecycle.bench.overhead import measure
-
-    result = measure(rounds)
-    if as_json:
-        print(json.dumps(result.to_plain(), indent=2))
-        return
-    for name, spread in (("lifecycle", result.ours_us), ("bare transitions", result.bare_us)):
-        print(f"{name:18} median {spread.median:7.1f} µs   p10 {spread.p10:7.1f}   p90 {spread.p90:7.1f}")
-    print(f"ratio {result.ratio:.2f} over {result.rounds} interleaved rounds, {result.bytes_moved} bytes moved")
-
-
-@bench.command(name="check")
-def bench_check(as_json: _Json = False) -> None:
-    """How large the declared machines are when explored, and how long it takes: minutes."""
-    from lifecycle.bench.checking import Measured, measure
-
-    def tell(one: Measured) -> None:
-        size = one.size
-        told = f"{size.machine}: {len(size.other_tags) + 1} tags, {size.engines} engines, {size.slots} kinds of weights"
-        told += (f", {size.ranks} ranks" if size.ranks > 1 else "") + (", reduced" if size.reduced else "")
-        print(f"{told}: {one.states:,} states, {one.moves:,} moves, {one.findings} findings in {one.seconds:.1f} s")
-
-    result = measure(None if as_json else tell)
-    if as_json:
-        print(json.dumps(result, indent=2))
 
 
 @app.command()
@@ -156,3 +123,17 @@ def check(
     names = None if tags is None else tuple(name.strip() for name in tags.split(",") if name.strip())
     size = (names, engines, slots, reduce, every, limit, ranks)
     raise typer.Exit(command(CheckOptions(machine, *size, spin, promela, trace, as_json)))
+
+
+@app.command()
+def doctor(
+    measure: Annotated[bool, typer.Option(help="Measure the speed of memory and copies: some seconds.")] = True,
+    as_json: _Json = False,
+) -> None:
+    """What this machine can do for an actor, and what to install or set so that it does it well.
+
+    Exits with 1 on an error: something that would be refused, or would end the process. Warnings and notes exit with 0.
+    """
+    from lifecycle.doctor.command import command
+
+    raise typer.Exit(command(as_json, measure))

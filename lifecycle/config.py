@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 from attrs.validators import ge, in_, instance_of
 
 from states.resources import Region
@@ -39,6 +39,8 @@ class LifecycleConfig:
     - ``keep``: regions that stay on the device while the actor sleeps (grads, optimizer, rest).
     - ``journal``: file for JSON lines; ``journal_records``: how many records are kept in memory.
     - ``protect_copies``: host buffers with complete copies are mapped read-only, so that a stray write ends at once.
+    - ``rest_on_disk``: folder for copies of the rest; without it they are where the others are.
+    - ``drop_workspaces``: what the next forward rebuilds (quantised weights and the like) is dropped by a sleep.
     """
 
     on_untracked: Literal["refuse", "adopt"] = field(default="refuse", validator=in_(("refuse", "adopt")))
@@ -50,9 +52,17 @@ class LifecycleConfig:
     journal: str | os.PathLike[str] | None = None
     journal_records: int = field(default=100_000, validator=[instance_of(int), ge(1)])
     protect_copies: bool = field(default=False, validator=instance_of(bool))
+    drop_workspaces: bool = field(default=True, validator=instance_of(bool))
+    rest_on_disk: str | os.PathLike[str] | None = None
 
     @classmethod
     def from_args(cls, namespace: Any) -> LifecycleConfig:
-        """From an argparse-like namespace: each field ``x`` is read from ``lifecycle_x``, where that is set."""
-        given = {f.name: getattr(namespace, f"lifecycle_{f.name}", None) for f in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        """From an argparse-like namespace or a mapping, by the options of ``lifecycle.arguments``; what it lacks keeps
+        its default.
+
+        A field ``x`` may also be given as ``lifecycle_x``. Raises ValueError naming the option, for a value that can
+        not be used and for an option whose machinery does not exist.
+        """
+        from lifecycle.arguments import settings
+
+        return cls(**settings(namespace))

@@ -18,6 +18,7 @@ from lifecycle import versions as v
 from lifecycle.adapters.base import Adapter
 from lifecycle.attach import (
     checked_tags,
+    device_type_of,
     make_adapter,
     make_backend,
     make_store,
@@ -68,11 +69,12 @@ class ActorLifecycle(Scopes):
 
     ``model`` is an ``nn.Module`` or a sequence of them, ``optimizer`` a ``torch.optim.Optimizer``, a sequence of them
     or None. ``tags`` are names for further versions beside ``actor``; at first all point at the weights attached.
-    ``extra`` names plain tensor attributes (dotted paths, patterns, or (name, module) pairs) that the actor owns too,
-    ``waive`` those that it shall leave alone. ``memory`` and ``host`` choose a memory backend and a host store by
-    name, or are one. ``machine`` is the table to obey, ``perform`` has a handler for each effect of its own
-    (``docs/extending.md``). Raises ManifestError when something is owned by nobody or by two, and ValueError for bad
-    settings and for a machine that can not drive this actor.
+    ``name`` tells the actors of one process apart, as in ``lifecycle.region(..., actor=name)``. ``extra`` names plain
+    tensor attributes (dotted paths, patterns, or (name, module) pairs) that the actor owns too, ``waive`` those that it
+    shall leave alone. ``memory`` and ``host`` choose a memory backend and a host store by name, or are one. ``machine``
+    is the table to obey, ``perform`` has a handler for each effect of its own (``docs/extending.md``). Raises
+    ManifestError when something is owned by nobody or by two, and ValueError for bad settings and for a machine that
+    can not drive this actor.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ActorLifecycle(Scopes):
         host: str | HostStore = "auto",
         config: LifecycleConfig | None = None,
         *,
+        name: str = "actor",
         extra: Sequence[Any] = (),
         waive: Sequence[str] = (),
         adapter: Adapter | None = None,
@@ -93,24 +96,27 @@ class ActorLifecycle(Scopes):
         config = config or LifecycleConfig()
         table = Table.of(machine, (ACTOR, *checked_tags(tags)))
         handlers = checked_handlers(machine, perform)
-        backend, store = make_backend(memory), make_store(host)
         adapter = adapter or make_adapter(model, optimizer, extra, waive)
+        device_type = device_type_of(adapter)
+        chosen, store = make_backend(memory, name, device_type), make_store(host, device_type)
         refuse_untrained_optimizer(adapter, machine)
         refuse_second_attach(adapter, [actor._world.attached for actor in _ATTACHED])
         journal = Journal(config.journal, config.journal_records)
-        world = World(adapter, backend, store, config, journal, handlers)
+        world = World(adapter, chosen.backend, store, config, journal, handlers)
         try:
             parts = world.attach()
         except BaseException:
             journal.close()
             raise
         own = own_facts(machine.state(machine.initial).holds)
-        facts = v.first_facts(parts, table.tags[1:], backend.resident(), adapter.has_groups(), store.copy, own)
+        facts = v.first_facts(parts, table.tags[1:], world.mapped(), adapter.has_groups(), store.copy, own)
         super().__init__(table, world, facts)
         adapter.install(self)
         _ATTACHED.add(self)
         owned = world.manifest().nbytes
-        journal.add("attach", "attach", version=facts.tags[ACTOR], target=str(self.state), nbytes=owned)
+        journal.add(
+            "attach", "attach", version=facts.tags[ACTOR], target=str(self.state), nbytes=owned, note=chosen.why
+        )
 
     def __enter__(self) -> ActorLifecycle:
         return self
@@ -198,9 +204,15 @@ class ActorLifecycle(Scopes):
         """Release the device memory. On an ASLEEP actor nothing happens."""
         self._fire("sleep")
 
-    def wake_up(self, tag: str = ACTOR) -> None:
-        """Take memory back and restore the tag's version: RESIDENT for 'actor', SWITCHED(tag) for another."""
-        self._fire("wake_up", tag=tag)
+    def wake_up(self, tag: str = ACTOR, stream: bool = False) -> None:
+        """Take memory back and restore the tag's version: RESIDENT for 'actor', SWITCHED(tag) for another.
+
+        On an accelerator the bytes may still be on their way when this returns (``state.arriving``): launches on the
+        caller's stream come after them, and whatever else needs them waits. With ``stream`` it returns when the first
+        block's bytes are there, and every later block of a forward waits for its own. Bytes that turn out wrong are an
+        error of whoever waits for them, and a fault.
+        """
+        self._fire("wake_up", tag=tag, stream=stream)
 
     def switch(self, tag: str) -> None:
         """Show the tag's version on the device; between tags of one version nothing is copied."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from lifecycle.actions import Call
 from lifecycle.errors import TransitionRefused
 from lifecycle.plan import Table, no_row
 from lifecycle.versions import Facts
-from lifecycle.work import Call
 from states.spec import MachineSpec
 
 

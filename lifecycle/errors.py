@@ -2,10 +2,11 @@
 
 LifecycleError
 ├── TransitionRefused      the table does not allow this here; nothing was done
-│   └── UnknownTag         no such tag (also a KeyError)
+│   ├── UnknownTag         no such tag (also a KeyError)
+│   ├── Faulted            half-done and not undone: only recover() and close() are left
+│   └── NoRoom             a pool of the memory saver does not fit (also a MemoryError)
 ├── NoReadableCopy         no complete, valid copy of what was asked for
 ├── EffectFailed           an effect raised; rolled_back says whether everything is as it was
-├── Faulted                half-done and not undone: only recover() and close() are left
 ├── ManifestError          the model is not what was attached, or not wholly owned (also a ValueError)
 ├── UntrackedChange        weights changed behind the controller's back
 ├── VerificationFailed     bytes are not what their version says
@@ -13,7 +14,16 @@ LifecycleError
 ├── SyncFailed             at least one engine did not take the version
 ├── EngineError            a rollout engine refused, failed or died
 ├── MoveStopped            a move of actor and engines stopped half-way; it says where everything is
-└── MissingExtra           an optional package is not installed (also an ImportError)
+├── WorkspacesLeft         workspaces that a sleep was to drop could not be dropped
+├── SaverUnusable          the memory saver can not work in this process
+├── MissingExtra           an optional package is not installed (also an ImportError)
+├── MissingProgram         diagrams as images need a program that is not installed
+├── SpinMissing            `lifecycle check --spin` needs programs that are not installed
+└── SpinFailed             Spin or the C compiler did not do its work
+
+Those that only one part of the library raises are defined there: NoRoom in ``lifecycle.memory.saver``, SaverUnusable in
+``lifecycle.memory.hook_modes``, WorkspacesLeft in ``lifecycle.workspaces``, MissingProgram in
+``lifecycle.render.images``, SpinMissing and SpinFailed in ``lifecycle.checker.spin``.
 """
 
 from __future__ import annotations

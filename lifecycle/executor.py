@@ -20,12 +20,13 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+from lifecycle.actions import BOTH, IN, OUT, Action, Call, Probe
 from lifecycle.errors import VerificationFailed
 from lifecycle.journal import Journal
 from lifecycle.outcome import Settings, after, during, looked_again, refuted
 from lifecycle.plan import PlannedEffect
 from lifecycle.versions import Facts
-from lifecycle.work import Action, Call, Probe, actions, avoided_bytes
+from lifecycle.work import actions, avoided_bytes
 from states.resources import SLOT_REGION
 from states.spec import Effect, FlatRow
 
@@ -35,6 +36,10 @@ class World(Probe, Protocol):
 
     def perform(self, action: Action, facts: Facts, call: Call) -> tuple[Any, int]:
         """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
+        ...
+
+    def left_undone(self, effect: str, call: Call) -> None:
+        """The effect has nothing to do; where that is worth a word, say why."""
         ...
 
     def settings(self) -> Settings: ...
@@ -67,9 +72,10 @@ class Traffic:
     per_region: dict[str, dict[str, int]] = field(factory=dict)
 
     def count(self, direction: str, region: str, nbytes: int) -> None:
-        setattr(self, direction, getattr(self, direction) + nbytes)
-        by_direction = self.per_region.setdefault(region, {})
-        by_direction[direction] = by_direction.get(direction, 0) + nbytes
+        for way in (OUT, IN) if direction == BOTH else (direction,):
+            setattr(self, way, getattr(self, way) + nbytes)
+            by_direction = self.per_region.setdefault(region, {})
+            by_direction[way] = by_direction.get(way, 0) + nbytes
 
 
 @define
@@ -96,6 +102,7 @@ class Executor:
                 name = effect.name
                 todo = actions(effect, self.facts, call, self.world)
                 if not todo:
+                    self.world.left_undone(name, call)
                     continue
                 if not effect.undoable and not committed_to:
                     committed_to = True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from attrs import evolve
 
+from lifecycle.actions import Call
 from lifecycle.errors import Faulted, TransitionRefused
 from lifecycle.plan import allowed_events, holds
 from lifecycle.steps import Steps
-from lifecycle.work import Call
 from states.resources import Fact
 from states.spec import Use
 
@@ -24,6 +25,9 @@ class HookGate(Steps):
         use, state = self._table.uses.get(operation, _NOWHERE), self._table.states[self._machine.state]
         if Fact.WORKING in use.forbids and self._left_over():
             self._fire("abort_training")
+        for fact, event in self._table.firsts.items():
+            if self.facts.arriving and fact in use.forbids and self._holds(fact):
+                self._fire(event)
         row = self._table.all_rows[0]  # conditions of a use do not depend on a row
         facts, call = self.facts, Call(operation, self.facts)
 
@@ -37,6 +41,22 @@ class HookGate(Steps):
             raise Faulted(operation, self._fault_effect)
         allowed = allowed_events(self._table, self._machine.state)
         raise TransitionRefused(operation, str(self.state), allowed, use.reason, use.advice)
+
+    def forward_begins(self) -> None:
+        """A root is called while weights are on their way: what it launches from here on sees them."""
+        self._world.order_arrivals()
+
+    def block_begins(self, number: int) -> None:
+        """A block is called whose weights may be on their way: they are there, and right, when this returns."""
+        if not self._world.block_arrived(number):
+            self.arrive()
+
+    def arrive(self) -> None:
+        """Wait for all that is on its way. Raises what was wrong with it, and Faulted where it was found before."""
+        if self._owner != threading.get_ident():  # an event's own effect: the event is its waiter
+            with self._exclusive("arrive", wait=True):
+                self._arrive()
+        self.permit("forward")
 
     def content_epoch(self) -> int:
         return self._world.epoch

@@ -8,20 +8,23 @@ Code compiled by ``torch.compile`` does not see hooks that were added to a modul
 (https://docs.pytorch.org/docs/stable/torch.compiler_nn_module.html). So each root has one forward pre-hook that is
 always on and reads one flag, which compiled code guards on: a root is refused while the weights are released also
 where a compiled function calls it (with ``fullgraph=True`` by the compiler's own error). A submodule that compiled
-code calls without its root is not guarded. The output hooks are left out of compiled code, because they would break
-its graph: a compiled model whose weights were overwritten between forward and backward gets autograd's own version
-error instead of ours, unless what was attached is what ``torch.compile(model)`` returned.
+code calls without its root is not guarded, nor is a root in a function that was compiled before it was attached: such
+code must not run while weights are released, nor before the bytes of a streamed wake are there. The output hooks are
+left out of compiled code, because they would break its graph: a compiled model whose weights were overwritten between
+forward and backward gets autograd's own version error instead of ours, unless what was attached is what
+``torch.compile(model)`` returned.
 
 ``torch.nn.DataParallel`` is not supported: its replicas share the hooks and not the parameters.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lifecycle.adapters.base import Gate
+
+
+_BEGINS, _NEEDS_ALL = -1, -2  # a forward while weights are on their way; other numbers are those of blocks
 
 
 class Hooks:
@@ -64,7 +70,9 @@ class Hooks:
         self._gate: Callable[[], Gate | None] = _no_gate
         self._handles: list[RemovableHandle] = []
         self._guards: list[RemovableHandle] = []
-        self._released = False
+        self._waits: list[RemovableHandle] = []
+        self._released = self._arriving = self._streaming = False
+        self._begun = False  # whether a root was called since weights are on their way
         self._saving: tuple[int, str, int] | None = None
         self._loading: list[str] | None = None
 
@@ -93,6 +101,7 @@ class Hooks:
         """Take every hook off; graphs of earlier forwards ask nobody from here on. May be called again."""
         self._gate = _no_gate
         self.guard(False)
+        self.expect(None)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -110,6 +119,37 @@ class Hooks:
             self._guards.clear()
         self._released = released
         self._saving = None
+
+    def expect(self, waits: Sequence[tuple[int, Module]] | None) -> None:
+        """Weights are on their way, until this is called with None; these modules wait for the blocks of their numbers.
+
+        The first of a streamed wake's blocks is there already. A part of a model that is not streamed may be called
+        without its root.
+        """
+        for handle in self._waits:
+            handle.remove()
+        self._waits.clear()
+        self._arriving, self._streaming, self._begun = waits is not None, bool(waits), False
+        for number, module in waits or ():
+            self._await_in(module, partial(self._block_called, number))
+        if self._arriving and not self._streaming:
+            for module in set(_alive(self._modules)).difference(_alive(self._roots)):
+                self._await_in(module, self._part_called)
+
+    def _await_in(self, module: Module, hook: Callable[[Module, Any], None]) -> None:
+        self._waits.append(module.register_forward_pre_hook(hook, prepend=True))
+
+    def _block_called(self, number: int, module: Module, args: Any) -> None:
+        self._outside(number)
+
+    def _part_called(self, module: Module, args: Any) -> None:
+        self._outside(_BEGINS)
+
+    def _outside(self, what: int) -> None:
+        """Tell the gate, out of sight of a compiler, which may have been imported since the wake."""
+        (_unseen() if "torch._dynamo" in sys.modules else _tell)(self._gate(), what)
+
+    _outside._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable() marks functions
 
     def listen(self) -> None:
         """Hear the backward of every parameter that needs a gradient, also of those unfrozen since the last call."""
@@ -132,6 +172,13 @@ class Hooks:
     def _root_called(self, module: Module, args: Any) -> None:
         if self._released:  # see [Note: compiled models]
             self._ask("forward")
+        if self._arriving:
+            # Compiled code calls no other hook; and one forward is enough to hide the copy.
+            if torch.compiler.is_compiling() or self._begun or (self._streaming and _under_compiler()):
+                self._outside(_NEEDS_ALL)
+            else:
+                self._begun = True
+                self._outside(_BEGINS)
 
     def _module_called(self, module: Module, args: Any) -> None:
         self._ask("forward")
@@ -256,6 +303,29 @@ class _Arrival:
 
 def _no_gate() -> None:
     return None
+
+
+def _tell(gate: Gate | None, what: int) -> None:
+    if gate is None:
+        return
+    if what == _BEGINS:
+        gate.forward_begins()
+    elif what == _NEEDS_ALL:
+        gate.arrive()
+    else:
+        gate.block_begins(what)
+
+
+@cache
+def _unseen() -> Callable[[Gate | None, int], None]:
+    """One for all: the compiler keeps what it was told to leave alone, and would keep the hooks along with it."""
+    return torch.compiler.disable(_tell)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _under_compiler() -> bool:
+    """Whether what is called now belongs to compiled code, though this very call was left to Python."""
+    frames = sys.modules.get("torch._C._dynamo.eval_frame")
+    return frames is not None and frames.get_eval_frame_callback() is not None
 
 
 def _alive(modules: Iterable[weakref.ref[Module]]) -> Iterator[Module]:

@@ -22,6 +22,7 @@ class Looking:
     _slots: tuple[Slot, ...]
     _optimizer: dict[str, Tensor]  # the state tensors that the backend owns
     _settings: Settings
+    _dropped: bool
 
     def nbytes(self, slot: Slot) -> int:
         return self.backend.layout(slot).nbytes if slot in self._slots else 0
@@ -61,6 +62,16 @@ class Looking:
 
     def keeps_addresses(self) -> bool:
         return self.backend.keeps_addresses
+
+    def stream_ordered(self) -> bool:
+        return self.backend.stream_ordered
+
+    def overlaps(self) -> bool:
+        return self.backend.overlaps
+
+    def dropped(self) -> bool:
+        """Whether something was dropped since memory was last collected, that cycles may hold."""
+        return self._dropped
 
     def available_bytes(self) -> int | None:
         return self.backend.available()

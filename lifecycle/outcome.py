@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from lifecycle import versions as v
+from lifecycle.actions import Action, Call
 from lifecycle.versions import ACTOR, Facts
-from lifecycle.work import Action, Call, own_facts
+from lifecycle.work import own_facts
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
 
@@ -32,6 +33,11 @@ class Settings:
 
     nbytes: Mapping[Slot, int]
     host: Copy = Copy.HOST
+    places: Mapping[Slot, Copy] = field(factory=dict)  # of copies that are elsewhere than the others
+
+    def place(self, slot: Slot) -> Copy:
+        """What a copy of the slot's part counts as."""
+        return self.places.get(slot, self.host)
 
 
 After = Callable[[Facts, Action, Any, Call, Settings], Facts]
@@ -41,9 +47,13 @@ def during(facts: Facts, action: Action) -> Facts:
     if action.own is not None:
         own = action.own  # one that is harmless has changed nothing until it has ended
         return facts if own.harmless else v.own_begun(facts, own_facts(own.gives | own.takes))
-    if action.do == "copy_in":
+    if action.do in ("copy_in", "arrive"):
         assert action.slot is not None
         return v.overwritten(facts, action.slot)
+    if action.do == "exchange":
+        assert action.slot is not None
+        assert action.part is not None
+        return v.half_moved(facts, action.slot, action.part)
     if action.do == "adopt_optimizer":
         # whatever comes of it, what was measured before says nothing about the whole state any more
         facts, ids = v.fresh_parts(facts, [Slot.OPTIMIZER], {})
@@ -51,10 +61,12 @@ def during(facts: Facts, action: Action) -> Facts:
     if action.do == "pause":
         assert action.region is not None
         gone = v.paused(facts, action.region)
-        return evolve(facts, device=gone.device)  # contents are lost before the memory is
+        return evolve(facts, device=gone.device, arriving=gone.arriving)  # contents are lost before the memory is
     if action.do == "bring_back":
         home = {**facts.version_of(ACTOR).parts, **facts.backups}  # anything else may be written over
-        return evolve(facts, device={slot: part for slot, part in facts.device.items() if home.get(slot) == part})
+        device = {slot: part for slot, part in facts.device.items() if home.get(slot) == part}
+        halves = {slot: part for slot, part in facts.halves.items() if slot in device or home.get(slot) == part}
+        return evolve(facts, device=device, halves=halves)
     if action.do in ("engine_send", "engine_abort"):
         assert action.engine is not None
         return v.with_engines(facts, [action.engine], None)
@@ -63,8 +75,11 @@ def during(facts: Facts, action: Action) -> Facts:
 
 def looked_again(facts: Facts, mapped: frozenset[Region], groups_up: bool, syncing: bool) -> Facts:
     """What an effect that failed may have done all the same: regions and groups are as the world says they are."""
-    device = {slot: part for slot, part in facts.device.items() if SLOT_REGION[slot] in mapped}
-    facts = evolve(facts, resident=mapped, device=device)
+
+    def there(found: Mapping[Slot, int]) -> dict[Slot, int]:
+        return {slot: part for slot, part in found.items() if SLOT_REGION[slot] in mapped}
+
+    facts = evolve(facts, resident=mapped, device=there(facts.device), arriving=there(facts.arriving))
     if (syncing or facts.sync_groups) and not facts.groups_up:
         return evolve(facts, sync_groups=groups_up)
     return evolve(facts, groups_up=groups_up, sync_groups=False)
@@ -72,9 +87,8 @@ def looked_again(facts: Facts, mapped: frozenset[Region], groups_up: bool, synci
 
 def refuted(facts: Facts, action: Action) -> Facts:
     """Bytes were not what they should be: if they came from a copy, it is not to be relied on."""
-    if action.do != "copy_in" or action.part is None:
-        return facts
-    return evolve(facts, doubted=facts.doubted | {action.part})
+    part = {"copy_in": action.part, "arrive": action.part, "exchange": action.into}.get(action.do)
+    return facts if part is None else evolve(facts, doubted=facts.doubted | {part})
 
 
 def after(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -124,7 +138,7 @@ def followers(facts: Facts, shown: str) -> list[str]:
 
 def _copied(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
     assert action.part is not None
-    return v.copied(facts, action.part, settings.host)
+    return v.copied(facts, action.part, settings.place(facts.parts[action.part].slot))
 
 
 def _backed_up(facts: Facts, action: Action, result: Measured | None, call: Call, settings: Settings) -> Facts:
@@ -135,7 +149,7 @@ def _backed_up(facts: Facts, action: Action, result: Measured | None, call: Call
         facts, parts = take_measure(facts, result)
         part = parts[action.slot]
         facts = v.backed_up(facts, action.slot, part)
-    return v.copied(facts, part, settings.host)
+    return v.copied(facts, part, settings.place(action.slot))
 
 
 def _grads_gone(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -155,7 +169,18 @@ def _resumed(facts: Facts, action: Action, result: Any, call: Call, settings: Se
 def _copied_in(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
     assert action.slot is not None
     assert action.part is not None
-    return v.holding(facts, action.slot, action.part)
+    return (v.arriving if action.late else v.holding)(facts, action.slot, action.part)
+
+
+def _exchanged(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.slot is not None
+    assert action.into is not None
+    return v.holding(v.put_together(facts, action.slot, settings.place(action.slot)), action.slot, action.into)
+
+
+def _put_together(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
+    assert action.slot is not None
+    return v.put_together(facts, action.slot, settings.place(action.slot))
 
 
 def _phase_opened(facts: Facts, action: Action, result: Any, call: Call, settings: Settings) -> Facts:
@@ -324,6 +349,10 @@ _AFTER: dict[str, After] = {
     "pause": _paused,
     "resume": _resumed,
     "copy_in": _copied_in,
+    "arrive": _copied_in,
+    "land": lambda facts, *_: v.landed(facts),
+    "exchange": _exchanged,
+    "put_together": _put_together,
     "open_phase": _phase_opened,
     "freeze_phase": _phase_frozen,
     "settle_phase": _phase_settled,

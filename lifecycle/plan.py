@@ -11,26 +11,32 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
+from lifecycle.actions import Action, Call, Probe
 from lifecycle.errors import Faulted, LifecycleError, NoReadableCopy, TransitionRefused, UnknownTag
 from lifecycle.outcome import Settings, after, during, rotated
-from lifecycle.versions import ACTOR, Facts, shown
-from lifecycle.work import Action, Call, Probe, actions
-from states.resources import AnyFact, Fact, Region, Slot
+from lifecycle.versions import ACTOR, Facts, landed, shown
+from lifecycle.work import actions
+from states.resources import VERSION_SLOTS, AnyFact, Fact, Region, Slot
 from states.spec import FlatRow, Guard, MachineSpec, State, Use, flat_rows, flat_states
 
 
 @frozen
 class ActorState:
-    """A state as users see it. ``tag`` is set in SWITCHED, ``effect`` in FAULTED, ``origin`` in SYNCING."""
+    """A state as users see it. ``tag`` is set in SWITCHED, ``effect`` in FAULTED, ``origin`` in SYNCING.
+
+    ``arriving``: bytes of it are still on their way to the device, and waited for by whatever needs them.
+    """
 
     name: str
     tag: str | None = None
     origin: str | None = None
     effect: str | None = None
+    arriving: bool = False
 
     def __str__(self) -> str:
         inner = self.tag or self.effect
-        return f"{self.name}({inner})" if inner else self.name
+        name = f"{self.name}({inner})" if inner else self.name
+        return f"{name}, arriving" if self.arriving else name
 
 
 @frozen
@@ -77,6 +83,7 @@ class Table:
     uses: Mapping[str, Use]
     rows: Mapping[tuple[str, str, str | None], tuple[FlatRow, ...]]
     all_rows: tuple[FlatRow, ...] = field(repr=False)
+    firsts: Mapping[AnyFact, str]  # what stands in the way, and the event by which it goes by itself
     no_forward: frozenset[str]  # flat states in which the hooks refuse every forward; after the end there are none
 
     @classmethod
@@ -91,7 +98,8 @@ class Table:
         names = {name: str(state) for name, state in states.items()}
         shown = {name: _shown(spec, tags, states, name) for name in states}
         uses = {use.operation: use for use in spec.uses}
-        return cls(spec, tags, states, names, shown, uses, rows, flat, _without_forward(spec, states))
+        firsts = {fact: guard.first for guard in spec.guards if guard.first for fact in guard.forbids}
+        return cls(spec, tags, states, names, shown, uses, rows, flat, firsts, _without_forward(spec, states))
 
     def candidates(self, event: str, source: str, tag: str | None) -> tuple[FlatRow, ...]:
         """Rows for this very tag, or else rows whose choice the tag does not take part in."""
@@ -152,6 +160,8 @@ _Condition = Callable[[Facts, Call, FlatRow, Probe, int], bool]
 
 CONDITIONS: dict[AnyFact, _Condition] = {
     Fact.WORKING: lambda facts, *_: facts.phase is not None,
+    Fact.ARRIVING: lambda facts, *_: any(slot in facts.arriving for slot in VERSION_SLOTS),
+    Fact.OPTIMIZER_ARRIVING: lambda facts, *_: Slot.OPTIMIZER in facts.arriving,
     Fact.LOADING: lambda facts, *_: facts.load is not None,
     Fact.SCOPE_OPEN: lambda facts, *_: bool(facts.scopes),
     Fact.BACKWARD_LEFT: lambda facts, call, row, probe, _: facts.backward_seen and probe.grad_bytes() > 0,
@@ -260,6 +270,13 @@ def find_row(
     return TransitionRefused(call.event, str(state), allowed, reason, guard.advice)
 
 
+def first_event(table: Table, source: str, facts: Facts, call: Call, probe: Probe, margin: int = 0) -> str | None:
+    """The internal event that the row for this call asks for first, if it is refused for no other reason yet."""
+    row = _choose(table.candidates(call.event, source, call.tag), facts, call, probe)
+    guard = None if row is None else failed_guard(row, facts, call, probe, margin)
+    return None if guard is None else guard.first
+
+
 def no_row(table: Table, source: str, call: Call) -> TransitionRefused:
     state = table.states[source]
     if state.name == "FAULTED":
@@ -277,7 +294,8 @@ def no_row(table: Table, source: str, call: Call) -> TransitionRefused:
 def make_plan(
     table: Table, source: str, facts: Facts, call: Call, probe: Probe, settings: Settings, margin: int = 0
 ) -> Plan:
-    """What the event would do. Bytes are upper bounds where only measuring can tell."""
+    """What the event would do once all bytes have come. Bytes are upper bounds where only measuring can tell."""
+    facts = landed(facts)
     row = find_row(table, source, facts, call, probe, margin)
     if isinstance(row, TransitionRefused):
         return Plan(call.event, table.names[source], None, refusal=row)
@@ -306,5 +324,5 @@ def preview(row: FlatRow, facts: Facts, call: Call, probe: Probe, settings: Sett
         for action in todo:
             facts = after(during(facts, action), action, None, call, settings)
         if todo:
-            planned.append(PlannedEffect(effect.name, sum(action.nbytes for action in todo if action.direction), todo))
+            planned.append(PlannedEffect(effect.name, sum(action.moved_bytes for action in todo), todo))
     return tuple(planned)

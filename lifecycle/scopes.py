@@ -47,6 +47,8 @@ class Scopes(HookGate):
         try:
             with self._exclusive("weights"):
                 self._known("weights", tag)
+                if self._at_rest():
+                    self._arrive()
                 self.permit("weights")
                 where = v.sources(self.facts, tag)
                 facts, lease = v.leased(self.facts, self.facts.tags[tag], where, "weights")
@@ -66,6 +68,7 @@ class Scopes(HookGate):
                 self._known("using", tag)
                 back = self._machine.state
                 self._go(tag)
+                self._arrive()
                 scope = Scope(self.facts.next_id, tag, back)
                 self._executor.facts = evolve(self.facts, scopes=(*self.facts.scopes, scope), next_id=scope.id + 1)
             return scope

@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from lifecycle import versions as v
+from lifecycle.actions import Call
 from lifecycle.errors import EffectFailed, Faulted, LifecycleError, TransitionRefused, UnknownTag
 from lifecycle.executor import EffectStopped, Executor, Failure, interrupts_held
 from lifecycle.journal import Kind
 from lifecycle.machine import RunningMachine
-from lifecycle.plan import ActorState, Table, find_row, preview
+from lifecycle.plan import ActorState, Table, find_row, first_event, holds, preview
 from lifecycle.versions import Facts, Load, Phase
-from lifecycle.work import Call
 from lifecycle.world import World
-from states.resources import Region
+from states.resources import VERSION_SLOTS, AnyFact, Region
 from states.spec import FlatRow
 
 _NOBODY = 0
@@ -43,13 +43,15 @@ class Steps:
         self._machine = RunningMachine(table)
         self._lock, self._owner, self._pid = threading.Lock(), _NOBODY, os.getpid()
         self._fault_effect = ""
-        self._guarded = False
+        self._guarded = self._awaited = False
 
     @property
     def state(self) -> ActorState:
         """The committed state; from any thread, never waiting."""
         state = self._table.states[self._machine.state]
-        return evolve(state, effect=self._fault_effect) if state.name == "FAULTED" else state
+        if state.name == "FAULTED":
+            return evolve(state, effect=self._fault_effect)
+        return evolve(state, arriving=True) if self.facts.arriving else state
 
     @property
     def moving(self) -> tuple[str, str] | None:
@@ -71,7 +73,7 @@ class Steps:
             event,
             self._executor.facts,
             self._table.shown[self._machine.state],
-            keep=config.keep,
+            keep=config.keep if config.drop_workspaces else config.keep | {Region.WORKSPACES},
             verify=config.verify != "never",
             restore_aborted=config.on_abort == "restore",
             **arguments,
@@ -107,9 +109,14 @@ class Steps:
         """One event, start to commit. The caller holds the lock."""
         if event not in ("end_training", "abort_training") and self._left_over():
             self._step("abort_training")
-        call = self._call(event, **arguments)
         world, margin = self._world, self.config.memory_margin_bytes
         source = self._machine.state
+        while self.facts.arriving:
+            first = first_event(self._table, source, self.facts, self._call(event, **arguments), world, margin)
+            if first is None:
+                break
+            self._step(first)
+        call = self._call(event, **arguments)
         row = find_row(self._table, source, call.before, call, world, margin)
         if isinstance(row, TransitionRefused):
             raise self._told_where(row)
@@ -143,6 +150,7 @@ class Steps:
         if self._executor.facts is not call.before:
             self._forget_unreferenced()
             self._guard_forward()
+            self._guard_arriving()
         shown = self._table.shown[row.target]
         version = None if shown is None else self.facts.tags[shown]
         self.journal.add(
@@ -179,6 +187,7 @@ class Steps:
         (row,) = self._table.candidates("fault", source, None)
         self._machine.fire(row, lambda: None)
         self._guard_forward()
+        self._guard_arriving()
 
     def _forget_unreferenced(self) -> None:
         self._executor.facts = v.prune(self._executor.facts)
@@ -190,6 +199,23 @@ class Steps:
         if released != self._guarded:
             self._world.adapter.guard_released(released)
             self._guarded = released
+
+    def _guard_arriving(self) -> None:
+        """Hooks make forwards wait exactly while weights are on their way."""
+        arriving = any(slot in self.facts.arriving for slot in VERSION_SLOTS)
+        if arriving or self._awaited:
+            self._world.guard_arriving(arriving)
+            self._awaited = arriving
+
+    def _arrive(self) -> None:
+        """Wait for everything that is on its way. The caller holds the lock."""
+        for fact, event in self._table.firsts.items():
+            if self.facts.arriving and self._holds(fact):
+                self._step(event)
+
+    def _holds(self, fact: AnyFact) -> bool:
+        """Conditions of which no row has a say."""
+        return holds(fact, self.facts, Call("", self.facts), self._table.all_rows[0], self._world)
 
     @contextmanager
     def _block(

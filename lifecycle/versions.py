@@ -101,6 +101,8 @@ class Facts:
     backups: Mapping[Slot, int]
     resident: frozenset[Region]
     copies: Mapping[int, Copy] = field(factory=dict)
+    arriving: Mapping[Slot, int] = field(factory=dict)  # parts that the device holds as soon as they have come
+    halves: Mapping[Slot, int] = field(factory=dict)  # parts whose bytes are partly in their copy, partly in the slot
     doubted: frozenset[int] = frozenset()  # parts whose copy was not what it should be when it was last restored
     phase: Phase | None = None
     load: Load | None = None
@@ -179,11 +181,12 @@ def least_direct(found: Iterable[Copy]) -> Copy:
 
 
 def lost_tags(facts: Facts) -> tuple[str, ...]:
-    """Tags whose version has a part without any copy."""
+    """Tags whose version has a part without any copy; one that is half moved has one, in two pieces."""
+    halves = set(facts.halves.values())
     return tuple(
         tag
         for tag, version in facts.tags.items()
-        if not all(copies_of(facts, p) for p in version_parts(facts, version))
+        if not all(p in halves or copies_of(facts, p) for p in version_parts(facts, version))
     )
 
 
@@ -231,6 +234,7 @@ def prune(facts: Facts) -> Facts:
         versions={i: v for i, v in facts.versions.items() if i in versions},
         parts={i: p for i, p in facts.parts.items() if i in known},
         copies={i: c for i, c in facts.copies.items() if i in parts},
+        halves={slot: i for slot, i in facts.halves.items() if i in parts},
         doubted=facts.doubted & parts,
     )
 
@@ -349,11 +353,33 @@ def well_copied(facts: Facts, part: int) -> bool:
 
 def overwritten(facts: Facts, slot: Slot) -> Facts:
     """The slot's bytes are being replaced: until ``holding`` the device holds nothing there."""
-    return evolve(facts, device={s: p for s, p in facts.device.items() if s is not slot})
+    device = {s: p for s, p in facts.device.items() if s is not slot}
+    return evolve(facts, device=device, arriving={s: p for s, p in facts.arriving.items() if s is not slot})
 
 
 def holding(facts: Facts, slot: Slot, part: int) -> Facts:
     return evolve(facts, device={**facts.device, slot: part})
+
+
+def arriving(facts: Facts, slot: Slot, part: int) -> Facts:
+    return evolve(holding(facts, slot, part), arriving={**facts.arriving, slot: part})
+
+
+def landed(facts: Facts) -> Facts:
+    """As if all that is on its way had come."""
+    return evolve(facts, arriving={}) if facts.arriving else facts
+
+
+def half_moved(facts: Facts, slot: Slot, part: int) -> Facts:
+    """The part's bytes are being copied out, over what an earlier copy of it was, and overwritten in the slot."""
+    copies = {held: place for held, place in facts.copies.items() if held != part}
+    return evolve(overwritten(facts, slot), copies=copies, halves={**facts.halves, slot: part})
+
+
+def put_together(facts: Facts, slot: Slot, host: Copy) -> Facts:
+    """The copy of what was half moved is complete."""
+    facts = copied(facts, facts.halves[slot], host)
+    return evolve(facts, halves={s: p for s, p in facts.halves.items() if s is not slot})
 
 
 def backed_up(facts: Facts, slot: Slot, part: int) -> Facts:
@@ -362,8 +388,10 @@ def backed_up(facts: Facts, slot: Slot, part: int) -> Facts:
 
 
 def paused(facts: Facts, region: Region) -> Facts:
-    device = {slot: part for slot, part in facts.device.items() if SLOT_REGION[slot] is not region}
-    return evolve(facts, resident=facts.resident - {region}, device=device)
+    def rest(found: Mapping[Slot, int]) -> dict[Slot, int]:
+        return {slot: part for slot, part in found.items() if SLOT_REGION[slot] is not region}
+
+    return evolve(facts, resident=facts.resident - {region}, device=rest(facts.device), arriving=rest(facts.arriving))
 
 
 def resumed(facts: Facts, region: Region) -> Facts:

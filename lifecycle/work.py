@@ -8,72 +8,14 @@ predicted ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
 
-from attrs import field, frozen
+from attrs import evolve
 
+from lifecycle.actions import BOTH, IN, OUT, Action, Call, Probe
 from lifecycle.errors import NoReadableCopy
 from lifecycle.versions import ACTOR, Facts, sync_version, well_copied
-from states.resources import SLOT_REGION, VERSION_SLOTS, AnyFact, Fact, Region, Slot
+from states.resources import SLOT_REGION, VERSION_SLOTS, AnyFact, Copy, Fact, Region, Slot
 from states.spec import Effect
-
-
-@frozen
-class Action:
-    """One thing to do. ``nbytes`` is what it moves, at most; ``direction`` is None where no bytes move.
-
-    ``own`` is set where the machine's owner does it: an effect that this library does not know.
-    """
-
-    do: str
-    slot: Slot | None = None
-    part: int | None = None
-    region: Region | None = None
-    engine: str | None = None
-    tag: str | None = None
-    nbytes: int = 0
-    direction: str | None = None
-    own: Effect | None = None
-
-
-OUT, IN = "device_to_host", "host_to_device"
-
-
-class Probe(Protocol):
-    """What can be asked of the world without changing it."""
-
-    def nbytes(self, slot: Slot) -> int: ...
-    def region_bytes(self, region: Region) -> int: ...
-    def grad_bytes(self) -> int: ...
-    def workspace_bytes(self) -> int: ...
-    def graphs_captured(self) -> bool: ...
-    def has_groups(self) -> bool: ...
-    def groups_up(self) -> bool: ...
-    def has_optimizer(self) -> bool: ...
-    def optimizer_appeared(self) -> bool: ...
-    def keeps_addresses(self) -> bool: ...
-    def available_bytes(self) -> int | None: ...
-    def mapped(self) -> frozenset[Region]: ...
-    def installed(self) -> bool: ...
-
-
-@frozen
-class Call:
-    """One asking for an event: its arguments, and what was true when it began."""
-
-    event: str
-    before: Facts
-    shown: str | None = None  # the tag that the source state shows
-    tag: str | None = None
-    of: str | None = None
-    implicit: bool = False
-    engines: tuple[str, ...] = ()
-    host_copy: bool = False  # some engine reads host memory only
-    rotate: tuple[tuple[str, str], ...] = ()
-    keep: frozenset[Region] = field(default=frozenset())
-    verify: bool = True
-    restore_aborted: bool = True
-
 
 Work = Callable[[Facts, Call, Probe], Iterable[Action]]
 
@@ -122,10 +64,31 @@ def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:
 
 
 def _copy_out(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    exchanged = {action.slot for action in _exchange(facts, call, probe)}
     for slot in _touched_slots(facts, call):
         part = facts.device[slot]
-        if not well_copied(facts, part) and _wanted_elsewhere(facts, call, part):
+        if slot not in exchanged and not well_copied(facts, part) and _wanted_elsewhere(facts, call, part):
             yield Action("copy_out", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
+
+
+def _exchange(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """In a switch, where both ways can be had at once: what goes out is copied while its successor comes in."""
+    if call.event != "switch" or not probe.overlaps():
+        return
+    target, both = facts.versions[target_version(facts, call)].parts, []
+    for slot in _touched_slots(facts, call):
+        part, into = facts.device[slot], target[slot]
+        if not well_copied(facts, part) and _wanted_elsewhere(facts, call, part) and into in facts.copies:
+            both.append((slot, part, into))
+    for slot, part, _ in both:  # where there is none, nothing has been moved
+        yield Action("make_room", slot, part)
+    for slot, part, into in both:
+        yield Action("exchange", slot, part, nbytes=probe.nbytes(slot), direction=BOTH, into=into, tag=call.tag)
+
+
+def _put_together(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    for slot, part in facts.halves.items():
+        yield Action("put_together", slot, part, nbytes=probe.nbytes(slot), direction=OUT)
 
 
 def _copy_out_loaded(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
@@ -140,6 +103,7 @@ def _reopen_load(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
 
 
 def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    yield from _put_together(facts, call, probe)
     wanted = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
     for slot in stale_slots(facts, target_version(facts, call)):
         part = facts.device.get(slot)
@@ -149,6 +113,7 @@ def _copy_out_survivors(facts: Facts, call: Call, probe: Probe) -> Iterator[Acti
 
 def _copy_out_everything(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     """Where one rank has lost its memory the others, which have not, go to sleep with it."""
+    yield from _put_together(facts, call, probe)
     wanted = {part for v in facts.tags.values() for part in facts.versions[v].parts.values()}
     for slot in VERSION_SLOTS:
         part = facts.device.get(slot)
@@ -169,7 +134,8 @@ def _back_up(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
 
 
 def _drop_workspaces(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
-    nbytes = 0 if probe.graphs_captured() else probe.workspace_bytes()
+    kept = Region.WORKSPACES in call.keep or probe.graphs_captured()
+    nbytes = 0 if kept else probe.workspace_bytes()
     return (Action("drop_workspaces", region=Region.WORKSPACES, nbytes=nbytes),) if nbytes else ()
 
 
@@ -220,32 +186,67 @@ def _resume(regions: tuple[Region, ...]) -> Work:
     return work
 
 
-def _copy_in(facts: Facts, slots: Iterable[Slot], parts: Mapping[Slot, int], tag: str | None) -> Iterator[Action]:
+def _collect(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """Objects in cycles hold memory only where something was or will be dropped; looking for them takes long."""
+    if probe.dropped() or any(drop(facts, call, probe) for drop in (_drop_workspaces, _discard_grads)):
+        yield Action("collect_garbage")
+    yield Action("collect")
+
+
+def _copy_in(
+    facts: Facts, slots: Iterable[Slot], parts: Mapping[Slot, int], tag: str | None, late: bool = False
+) -> Iterator[Action]:
     for slot in slots:
         part = facts.parts[parts[slot]]
         if part.id not in facts.copies:
             version = facts.tags.get(tag or ACTOR, 0)
             raise NoReadableCopy(tag or slot.value, version, {slot.value: ()}, "recover() keeps what is left.")
-        yield Action("copy_in", slot, part.id, tag=tag, nbytes=part.nbytes, direction=IN)
+        yield Action("copy_in", slot, part.id, tag=tag, nbytes=part.nbytes, direction=IN, late=late)
 
 
-def _restore_backup(slot: Slot) -> Work:
+def _restore_backup(slot: Slot, may_be_late: bool = False) -> Work:
     def work(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
         if slot not in facts.backups or facts.device.get(slot) == facts.backups[slot]:
             return ()
-        return _copy_in(facts, [slot], facts.backups, None)
+        return _copy_in(facts, [slot], facts.backups, None, may_be_late and _comes_later(call, probe))
 
     return work
 
 
-def _restore_weights(facts: Facts, call: Call, probe: Probe) -> Iterable[Action]:
+def _comes_later(call: Call, probe: Probe) -> bool:
+    """Whether the event ends before the bytes are there; other events look at what came before they end."""
+    return call.event in ("wake_up", "switch") and (probe.stream_ordered() or call.stream)
+
+
+def _restore_weights(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     version = target_version(facts, call)
     tag = call.shown if call.event in ("finish_load", "abort_load") else call.tag or ACTOR
-    return _copy_in(facts, stale_slots(facts, version), facts.versions[version].parts, tag)
+    parts, stale = facts.versions[version].parts, stale_slots(facts, version)
+    yield from _copy_in(facts, stale, parts, tag, _comes_later(call, probe))
+    if call.stream and stale:
+        yield Action("start_stream")
+
+
+def _await(slots: Iterable[Slot]) -> Work:
+    def work(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+        for slot in slots:
+            if slot in facts.arriving:
+                yield Action("arrive", slot, facts.arriving[slot])
+
+    return work
+
+
+def _read_back(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    if facts.arriving:
+        yield Action("land")
+    yield Action("read_back")
 
 
 def _restore_shown(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
     """What the state showed, from its copies, in the regions it had; nothing where it showed nothing."""
+    yield from _put_together(facts, call, probe)
+    halves = dict.fromkeys(facts.halves.values(), Copy.HOST)
+    facts = evolve(facts, copies={**facts.copies, **halves})  # then
     if call.shown is None or Region.WEIGHTS not in facts.resident:
         return
     version = facts.tags[call.shown]
@@ -307,7 +308,7 @@ WORK: dict[str, Work] = {
     "agree": lambda facts, call, probe: (),  # one rank has nobody to agree with
     "drop_workspaces": _drop_workspaces,
     "discard_grads": _discard_grads,
-    "collect_memory": _always("collect"),
+    "collect_memory": _collect,
     "suspend_groups": _suspend_groups,
     "pause_regions": _pause,
     "resume_actor_regions": _resume((Region.WEIGHTS, Region.REST, Region.OPTIMIZER)),
@@ -315,8 +316,11 @@ WORK: dict[str, Work] = {
     "pause_resumed": _pause_resumed,
     "reload_groups": _reload_groups,
     "restore_rest": _restore_backup(Slot.REST),
-    "restore_optimizer": _restore_backup(Slot.OPTIMIZER),
+    "restore_optimizer": _restore_backup(Slot.OPTIMIZER, may_be_late=True),
+    "exchange_weights": _exchange,
     "restore_weights": _restore_weights,
+    "await_weights": _await(VERSION_SLOTS),
+    "await_optimizer": _await([Slot.OPTIMIZER]),
     "restore_shown": _restore_shown,
     "open_phase": _always("open_phase"),
     "zero_grads": _zero_grads,
@@ -349,7 +353,7 @@ WORK: dict[str, Work] = {
     "rotate_back": _always("rotate_back"),
     "continue_generation": _engines("engine_continue"),
     "abandon_sync": _sync_lease("release_lease"),
-    "read_back": _always("read_back"),
+    "read_back": _read_back,
     "close_open_business": _always("close_business"),
     "copy_out_survivors": _copy_out_survivors,
     "copy_out_everything": _copy_out_everything,

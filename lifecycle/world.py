@@ -1,40 +1,38 @@
-"""Does what the plan says: the only file that touches memory, host buffers, gradients, groups and hooks.
+"""Does what the plan says: with ``lifecycle.moving`` the only file that touches memory, host buffers, gradients, groups
+and hooks.
 
 It knows no states and decides nothing; ``lifecycle.work`` says what to do and ``lifecycle.outcome`` what is true then.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import gc
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from lifecycle.actions import Action, Call
 from lifecycle.adapters.base import Adapter
 from lifecycle.config import LifecycleConfig
-from lifecycle.errors import NoReadableCopy, UntrackedChange, VerificationFailed
-from lifecycle.fingerprint import part_fingerprint
+from lifecycle.errors import NoReadableCopy, UntrackedChange
 from lifecycle.hoststore.base import HostBuffer, HostStore
+from lifecycle.hoststore.disk import DiskStore
 from lifecycle.hoststore.pool import BufferPool
 from lifecycle.journal import Journal
-from lifecycle.looking import Looking
 from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
-from lifecycle.outcome import Measured, Settings, take_measure
+from lifecycle.moving import Done, Moving
+from lifecycle.outcome import Measured, Settings
 from lifecycle.own import EffectCall, Handler, moved_bytes
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, version_parts, well_copied
+from lifecycle.versions import ACTOR, Facts, Lease, Part, lost_tags, version_parts
 from lifecycle.views import views_over
-from lifecycle.work import Action, Call
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
-_SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
 
-
-class World(Looking):
+class World(Moving):
     """One actor's memory backend, adapter, host buffers and, during a sync, engines."""
 
     def __init__(
@@ -46,21 +44,19 @@ class World(Looking):
         journal: Journal,
         handlers: Mapping[str, Handler],
     ) -> None:
+        super().__init__()
         self.adapter, self.backend, self.store = adapter, backend, store
         self.config, self.journal, self.handlers = config, journal, handlers
-        self.pool = BufferPool(store, on_allocate=self._allocated, protect=config.protect_copies)
-        self.buffers: dict[int, HostBuffer] = {}
+        self.pool = self.rest_pool = self._pool_over(store)
+        if config.rest_on_disk is not None:
+            self.rest_pool = self._pool_over(DiskStore(config.rest_on_disk))
+        self._told: set[str] = set()
         self.session: SyncSession | None = None
-        self._event = "attach"
         self.attached: frozenset[int] = frozenset()  # the tensors that were taken over, by id; the backend keeps them
         self._slots: tuple[Slot, ...] = ()
-        self._samples: Counter[tuple[Slot, str]] = Counter()  # per event, or some eighths would have no turn at it
         self.weight_names: frozenset[str] = frozenset()
-        self._optimizer: dict[str, Tensor] = {}  # the state tensors that the backend owns
-        # per content of the optimizer's slot: what belongs to it besides bytes, and its tensors in the layout's order
-        self._skeletons: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._settings = Settings({}, store.copy)
-        self.epoch = 0  # counts overwritings of the device's weights
+        self._dropped = False
         self._perform: dict[str, Callable[[Action, Facts, Call], Done]] = self._table()
 
     # attaching
@@ -75,6 +71,7 @@ class World(Looking):
         try:
             for slot in self._slots:
                 self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
+            self.backend.complete()
         except BaseException:
             self._let_go()
             raise
@@ -83,9 +80,6 @@ class World(Looking):
         self.weight_names = self.adapter.weight_names()
         self._settings = self._present_settings()
         return [self._first_part(number, slot) for number, slot in enumerate(self._slots, start=1)]
-
-    def _present_settings(self) -> Settings:
-        return Settings({slot: self.nbytes(slot) for slot in self._slots}, self.store.copy)
 
     def _first_part(self, number: int, slot: Slot) -> Part:
         nbytes = self.nbytes(slot)
@@ -123,9 +117,13 @@ class World(Looking):
             "copy_out": self._copy_out,
             "adopt_optimizer": self._adopt_optimizer,
             "back_up": self._back_up,
-            "drop_workspaces": lambda *_: (None, self.adapter.drop_workspaces()),
-            "discard_grads": lambda *_: (None, self.adapter.discard_grads()),
+            "make_room": self._make_room,
+            "exchange": self._exchange,
+            "put_together": self._put_together,
+            "drop_workspaces": self._drop_workspaces,
+            "discard_grads": self._discard_grads,
             "zero_grads": lambda *_: (None, self.adapter.zero_grads()),
+            "collect_garbage": self._collect_garbage,
             "collect": lambda *_: (None, self.backend.collect()),
             "suspend_groups": _just(self.adapter.suspend_groups),
             "lower_sync_groups": _just(self.adapter.suspend_groups),
@@ -134,6 +132,9 @@ class World(Looking):
             "pause": self._pause,
             "resume": self._resume,
             "copy_in": self._copy_in,
+            "start_stream": self._start_stream,
+            "arrive": self._arrive,
+            "land": self._land,
             "freeze_phase": self._measure_weights,
             "settle_phase": self._measure_weights,
             "freeze_load": self._measure_weights,
@@ -149,29 +150,8 @@ class World(Looking):
         self.backend.check()
         return None, 0
 
-    def _whole(self, slot: Slot, tensors: Mapping[str, str]) -> str:
-        return part_fingerprint((t.name, t.dtype, t.shape, tensors[t.name]) for t in self.backend.layout(slot))
-
-    def measure(self, slots: Iterable[Slot]) -> Measured:
-        """Fingerprint what the device holds in these slots."""
-        tensors = {slot: self.backend.fingerprints(slot) for slot in slots}
-        whole = {slot: self._whole(slot, found) for slot, found in tensors.items()}
-        return Measured(tensors, whole, {slot: self.nbytes(slot) for slot in tensors})
-
     def _measure_weights(self, action: Action, facts: Facts, call: Call) -> Done:
         return self.measure(slot for slot in VERSION_SLOTS if slot in self._slots), 0
-
-    def _names_to_verify(self, part: Part) -> Collection[str] | None:
-        if self.config.verify == "always":
-            return None
-        self._samples[part.slot, self._event] += 1
-        return list(part.tensors)[self._samples[part.slot, self._event] % _SAMPLE :: _SAMPLE]
-
-    def _differences(self, slot: Slot, part: Part) -> tuple[dict[str, str], dict[str, str]]:
-        """(expected, got) of the tensors looked at."""
-        names = self._names_to_verify(part)
-        got = self.backend.fingerprints(slot, names)
-        return {name: part.tensors[name] for name in got}, got
 
     def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
@@ -210,89 +190,42 @@ class World(Looking):
                     raise NoReadableCopy(slot.value, 0, {slot.value: ()})
         return None, 0
 
-    def _keep_copy(self, slot: Slot, part: int) -> int:
-        doubted = self.buffers.get(part)
-        if doubted is not None:  # readers of it keep it, and see what it should always have been
-            self.pool.unseal(doubted)
-        buffer = doubted or self.pool.acquire(self.nbytes(slot))
-        try:
-            moved = self.backend.copy_out(slot, buffer)
-            self.pool.seal(buffer)
-        except BaseException:
-            if doubted is None:
-                self.pool.release(buffer)
-            raise
-        self.buffers[part] = buffer
-        return moved
+    def _drop_workspaces(self, action: Action, facts: Facts, call: Call) -> Done:
+        self._dropped = True
+        given_back = self.adapter.drop_workspaces()
+        for name, nbytes in self.adapter.workspaces_dropped():
+            self._remark("drop_workspaces", f"{name} gave back {nbytes} bytes", nbytes)
+        return None, given_back
 
-    def _copy_out(self, action: Action, facts: Facts, call: Call) -> Done:
-        assert action.slot is not None
-        assert action.part is not None
-        return None, self._keep_copy(action.slot, action.part)
+    def left_undone(self, effect: str, call: Call) -> None:
+        if effect == "drop_workspaces" and self.workspace_bytes():
+            kept = "they are kept, as configured" if Region.WORKSPACES in call.keep else self.adapter.why_graphs()
+            self._event = call.event
+            self._remark(effect, f"workspaces stay: {kept}", self.workspace_bytes())
 
-    def _back_up(self, action: Action, facts: Facts, call: Call) -> Done:
-        """Copy only if the content differs from the last copy; measuring tells."""
-        assert action.slot is not None
-        found = self.measure([action.slot])
-        part = take_measure(facts, found)[1][action.slot]
-        if action.slot is Slot.OPTIMIZER:
-            self._keep_skeleton(part)
-        if well_copied(facts, part):
-            return found, 0
-        return found, self._keep_copy(action.slot, part)
+    def _remark(self, effect: str, note: str, nbytes: int) -> None:
+        region = Region.WORKSPACES.value
+        self.journal.add("note", self._event, effect=effect, region=region, nbytes=nbytes, note=note)
 
-    def _adopt_optimizer(self, action: Action, facts: Facts, call: Call) -> Done:
-        """Append what is new; where the owner replaced or dropped something, start over."""
-        now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
-        if any(now.get(name) is not own for name, own in self._optimizer.items()):
-            self.backend.forget(Slot.OPTIMIZER)
-            self._optimizer = {}
-        fresh = {name: tensor for name, tensor in now.items() if name not in self._optimizer}
-        self.backend.adopt(Slot.OPTIMIZER, Region.OPTIMIZER, fresh)
-        self._optimizer = now
-        self._settings = self._present_settings()
+    def _discard_grads(self, action: Action, facts: Facts, call: Call) -> Done:
+        self._dropped = True
+        return None, self.adapter.discard_grads()
+
+    def _collect_garbage(self, action: Action, facts: Facts, call: Call) -> Done:
+        gc.collect()
+        self._dropped = False
         return None, 0
-
-    def _keep_skeleton(self, part: int) -> None:
-        layout = self.backend.layout(Slot.OPTIMIZER)
-        tensors = {spec.name: self._optimizer[spec.name] for spec in layout}
-        self._skeletons[part] = self.adapter.optimizer_skeleton(), tensors
-
-    def _rebuild_optimizer(self, part: int) -> None:
-        """An aborted phase may have made, replaced or dropped state: have what this content had, where it was."""
-        skeleton, tensors = self._skeletons[part]
-        self.adapter.rebuild_optimizer(skeleton)
-        if self._optimizer.keys() != tensors.keys() or any(self._optimizer[n] is not t for n, t in tensors.items()):
-            self.backend.forget(Slot.OPTIMIZER)
-            self._optimizer = {}
-            self.backend.adopt(Slot.OPTIMIZER, Region.OPTIMIZER, tensors)
-            self._optimizer = tensors
-            self._settings = self._present_settings()
 
     def _pause(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.region is not None
         if action.region is Region.WEIGHTS:
             self.adapter.guard_released(True)
+        self._landings.forget([slot for slot in self._slots if SLOT_REGION[slot] is action.region])
         return None, self.backend.pause(action.region)
 
     def _resume(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.region is not None
         return None, self.backend.resume(action.region)
-
-    def _copy_in(self, action: Action, facts: Facts, call: Call) -> Done:
-        assert action.slot is not None
-        assert action.part is not None
-        part = facts.parts[action.part]
-        if action.slot is Slot.OPTIMIZER:
-            self._rebuild_optimizer(part.id)
-        if SLOT_REGION[action.slot] is Region.WEIGHTS:
-            self.epoch += 1
-        moved = self.backend.copy_in(action.slot, self.buffers[part.id], part.nbytes) if part.nbytes else 0
-        if part.fingerprint is not None and self.config.verify != "never":
-            expected, got = self._differences(action.slot, part)
-            if expected != got:
-                raise VerificationFailed(f"restored {action.slot}", expected, got)
-        return None, moved
 
     def _read_back(self, action: Action, facts: Facts, call: Call) -> Done:
         mapped = self.backend.resident()
@@ -308,7 +241,7 @@ class World(Looking):
             if facts.device.get(slot) == part:
                 continue
             try:
-                moved += self._bring_slot(slot, facts.parts[part])
+                moved += self._bring_slot(slot, facts.parts[part], facts.halves.get(slot))
             except Exception as error:
                 self.journal.add("note", call.event, slot=slot, part=part, note=f"not brought back: {error}")
         try:
@@ -318,7 +251,7 @@ class World(Looking):
             self.journal.add("note", call.event, note=f"groups not brought back: {error}")
         return None, moved
 
-    def _bring_slot(self, slot: Slot, part: Part) -> int:
+    def _bring_slot(self, slot: Slot, part: Part, half: int | None) -> int:
         region = SLOT_REGION[slot]
         if region not in self.backend.resident():
             free, needed = self.available_bytes(), self.region_bytes(region)
@@ -329,12 +262,15 @@ class World(Looking):
             self._rebuild_optimizer(part.id)
         if part.id not in self.buffers:
             return 0
+        if half is not None:
+            self._finish_half(slot, half)
         return self.backend.copy_in(slot, self.buffers[part.id], part.nbytes)
 
     def _free_copies(self, action: Action, facts: Facts, call: Call) -> Done:
         for part in list(self.buffers):
-            self.pool.release(self.buffers.pop(part))
-        self.pool.close()
+            self._give_back(part)
+        for pool in {id(pool): pool for pool in (self.pool, self.rest_pool)}.values():
+            pool.close()
         self._let_go()
         return None, 0
 
@@ -348,14 +284,26 @@ class World(Looking):
 
     def free_unreferenced(self, facts: Facts) -> None:
         """Give back the buffers of copies that the facts no longer know."""
-        for part in [part for part in self.buffers if part not in facts.copies]:
-            self.pool.release(self.buffers.pop(part))
+        kept = facts.copies.keys() | facts.halves.values()
+        for part in [part for part in self.buffers if part not in kept]:
+            self._give_back(part)
         for part in self._skeletons.keys() - facts.parts.keys():
             del self._skeletons[part]
 
-    def _allocated(self, buffer: HostBuffer) -> None:
-        note = f"host buffer {buffer.id} in {self.store.name}"
-        self.journal.add("allocate", self._event, nbytes=buffer.nbytes, note=note)
+    def _give_back(self, part: int) -> None:
+        buffer = self.buffers.pop(part)
+        self.pool_of(buffer).release(buffer)
+
+    def _pool_over(self, store: HostStore) -> BufferPool:
+        def allocated(buffer: HostBuffer) -> None:
+            note = f"host buffer {buffer.id} in {store.name}"
+            self.journal.add("allocate", self._event, nbytes=buffer.nbytes, note=note)
+            for note in store.notes():
+                if note not in self._told:
+                    self._told.add(note)
+                    self.journal.add("note", self._event, note=note)
+
+        return BufferPool(store, on_allocate=allocated, protect=self.config.protect_copies)
 
     # reading
 

@@ -13,6 +13,7 @@ from states.spec import ORIGIN, SAME, Advice, Event, MachineSpec, Match, Row, St
 from states.uses import USES
 
 _NO_SYNC = (Fact.SYNC_GROUPS, Fact.SOURCE_LEASED, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN)
+_ALL_THERE = (Fact.ARRIVING, Fact.OPTIMIZER_ARRIVING, Fact.HALF_MOVED)
 
 STATES = (
     State(
@@ -28,14 +29,14 @@ STATES = (
             Fact.GROUPS,
             Fact.HOOKS,
         ],
-        lacks=_NO_SYNC,
+        lacks=[Fact.HALF_MOVED, *_NO_SYNC],
         shows="actor",
     ),
     State(
         "SWITCHED",
         "The device holds another tag's version: forward only.",
         holds=[Fact.WEIGHTS, Fact.REST, Fact.VERSION_SHOWN, Fact.REST_VALID, Fact.GROUPS, Fact.HOOKS],
-        lacks=[Fact.WORKING, *_NO_SYNC],
+        lacks=[Fact.WORKING, Fact.OPTIMIZER_ARRIVING, Fact.HALF_MOVED, *_NO_SYNC],
         per_tag=True,
     ),
     State(
@@ -54,6 +55,7 @@ STATES = (
             Fact.GROUPS,
             Fact.WORKING,
             Fact.LOADING,
+            *_ALL_THERE,
             *_NO_SYNC,
         ],
     ),
@@ -61,14 +63,14 @@ STATES = (
         "SYNCING",
         "A version is on its way to the engines; remembers where it came from.",
         holds=[Fact.SOURCE_LEASED, Fact.HOOKS],
-        lacks=[Fact.WORKING, Fact.LOADING, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN],
+        lacks=[Fact.WORKING, Fact.LOADING, Fact.ENGINES_PAUSED, Fact.UPDATE_OPEN, *_ALL_THERE],
         per_origin=True,
     ),
     State("FAULTED", "An effect stopped half-way and could not be undone."),
     State(
         "CLOSED",
         "Hooks are off and everything is given back.",
-        lacks=[Fact.HOOKS, Fact.WORKING, Fact.LOADING],
+        lacks=[Fact.HOOKS, Fact.WORKING, Fact.LOADING, *_ALL_THERE],
         final=True,
     ),
 )
@@ -76,6 +78,13 @@ STATES = (
 EVENTS = (
     Event("sleep", "Release the device memory."),
     Event("wake_up", "Take memory back and restore the tag's version.", any_tag=True),
+    Event("arrive", "Weights on their way have come.", internal=True, takes=[Fact.ARRIVING]),
+    Event(
+        "arrive_optimizer",
+        "Optimizer state on its way has come.",
+        internal=True,
+        takes=[Fact.OPTIMIZER_ARRIVING],
+    ),
     Event("switch", "Show another tag's version on the device.", any_tag=True),
     Event("begin_training", "Open a training phase.", gives=[Fact.WORKING]),
     Event("end_training", "Close the phase: its weights are a new version.", takes=[Fact.WORKING]),
@@ -104,10 +113,11 @@ EVENTS = (
     ),
 )
 
+_LANDED = ("arrived", "optimizer_arrived")
 _QUIET = ("no_phase", "no_load")
-_TO_SLEEP_SWITCHED = ("no_load", "no_scope", "no_backward_left", "no_device_reader", "addresses_free")
-_TO_SLEEP = (*_QUIET, "no_scope", "no_backward_left", "no_device_reader", "addresses_free")
-_TO_MOVE = ("no_load", "no_device_reader")
+_TO_SLEEP_SWITCHED = ("no_load", "no_scope", "no_backward_left", "no_device_reader", "addresses_free", "arrived")
+_TO_SLEEP = (*_QUIET, "no_scope", "no_backward_left", "no_device_reader", "addresses_free", *_LANDED)
+_TO_MOVE = ("no_load", "no_device_reader", "arrived")
 RELEASE = ("drop_workspaces", "discard_grads", "collect_memory", "suspend_groups", "pause_regions")
 _SLEEP = (
     "settle_writers",
@@ -136,7 +146,7 @@ _WAKE_OTHER = (
     "restore_rest",
     "restore_weights",
 )
-_AWAY = ("check_structure", "verify_weights", "copy_out_weights", "agree", "restore_weights")
+_AWAY = ("check_structure", "verify_weights", "copy_out_weights", "agree", "exchange_weights", "restore_weights")
 _HELD = (Fact.TARGET_HELD,)
 _STAY = ("agree", "resume_actor_regions", "restore_optimizer")
 _HOME = (
@@ -145,6 +155,7 @@ _HOME = (
     "copy_out_weights",
     "agree",
     "resume_actor_regions",
+    "exchange_weights",
     "restore_weights",
     "restore_optimizer",
 )
@@ -199,51 +210,82 @@ ROWS = (
     Row("wake_up", "ASLEEP", "SWITCHED", _WAKE_OTHER, ("memory_free",), Match.OTHER),
     Row("wake_up", "RESIDENT", SAME, ("reload_groups",), (), Match.SHOWN),
     Row("wake_up", "SWITCHED", SAME, ("reload_groups",), (), Match.SHOWN),
+    Row("arrive", "RESIDENT", SAME, ("await_weights",)),
+    Row("arrive", "SWITCHED", SAME, ("await_weights",)),
+    Row("arrive_optimizer", "RESIDENT", SAME, ("await_optimizer",)),
     Row("switch", "RESIDENT", SAME, (), (), Match.ACTOR),
-    Row("switch", "RESIDENT", "SWITCHED", ("agree",), ("no_phase", "no_device_reader"), Match.OTHER, when=_HELD),
-    Row("switch", "RESIDENT", "SWITCHED", _AWAY, ("no_phase", *_TO_MOVE), Match.OTHER, unless=_HELD),
-    Row("switch", "SWITCHED", "SWITCHED", ("agree",), ("no_device_reader",), Match.OTHER, when=_HELD),
+    Row(
+        "switch",
+        "RESIDENT",
+        "SWITCHED",
+        ("agree",),
+        ("no_phase", "no_device_reader", *_LANDED),
+        Match.OTHER,
+        when=_HELD,
+    ),
+    Row(
+        "switch", "RESIDENT", "SWITCHED", _AWAY, ("no_phase", *_TO_MOVE, "optimizer_arrived"), Match.OTHER, unless=_HELD
+    ),
+    Row("switch", "SWITCHED", "SWITCHED", ("agree",), ("no_device_reader", "arrived"), Match.OTHER, when=_HELD),
     Row("switch", "SWITCHED", "SWITCHED", _AWAY, _TO_MOVE, Match.OTHER, unless=_HELD),
-    Row("switch", "SWITCHED", "RESIDENT", _STAY, ("no_device_reader", "memory_free"), Match.ACTOR, when=_HELD),
+    Row(
+        "switch", "SWITCHED", "RESIDENT", _STAY, ("no_device_reader", "memory_free", "arrived"), Match.ACTOR, when=_HELD
+    ),
     Row("switch", "SWITCHED", "RESIDENT", _HOME, (*_TO_MOVE, "memory_free"), Match.ACTOR, unless=_HELD),
-    Row("begin_training", "RESIDENT", SAME, _BEGIN, (*_QUIET, "has_optimizer", "no_device_reader")),
+    Row("begin_training", "RESIDENT", SAME, _BEGIN, (*_QUIET, "has_optimizer", "no_device_reader", *_LANDED)),
     Row(
         "end_training",
         "RESIDENT",
         SAME,
         ("check_structure", "adopt_optimizer_state", "agree", "freeze_version"),
-        ("in_phase", "no_device_reader"),
+        ("in_phase", "no_device_reader", *_LANDED),
     ),
     Row(
-        "abort_training", "RESIDENT", SAME, ("agree", "settle_phase", "restore_base"), ("in_phase", "no_device_reader")
+        "abort_training",
+        "RESIDENT",
+        SAME,
+        ("agree", "settle_phase", "restore_base"),
+        ("in_phase", "no_device_reader", *_LANDED),
     ),
     Row("discard_grads", "RESIDENT", SAME, ("discard_grads", "collect_memory"), ("no_phase",)),
     Row("tag", "RESIDENT", SAME, ("agree", "move_tag"), ("not_actor", "of_frozen")),
     Row("tag", "SWITCHED", SAME, ("agree", "move_tag"), ("not_actor", "not_shown")),
     Row("tag", "ASLEEP", SAME, ("agree", "move_tag"), ("not_actor",)),
     Row("tag", "SYNCING", SAME, ("agree", "move_tag"), ("not_actor", "not_shown")),
-    Row("load_optimizer", "RESIDENT", SAME, ("check_structure", "adopt_optimizer_state"), ("no_phase",)),
-    Row("load", "RESIDENT", SAME, _LOAD, (*_QUIET, "no_device_reader")),
-    Row("load", "SWITCHED", SAME, _LOAD, ("no_load", "no_device_reader")),
+    Row("load_optimizer", "RESIDENT", SAME, ("check_structure", "adopt_optimizer_state"), ("no_phase", *_LANDED)),
+    Row("load", "RESIDENT", SAME, _LOAD, (*_QUIET, "no_device_reader", *_LANDED)),
+    Row("load", "SWITCHED", SAME, _LOAD, ("no_load", "no_device_reader", "arrived")),
     Row("finish_load", "RESIDENT", SAME, _END_LOAD, ("in_load", "no_phase")),
     Row("finish_load", "SWITCHED", SAME, _END_LOAD, ("in_load",)),
     Row("abort_load", "RESIDENT", SAME, ("agree", "drop_load", "restore_weights"), ("in_load", "no_phase")),
     Row("abort_load", "SWITCHED", SAME, ("agree", "drop_load", "restore_weights"), ("in_load",)),
-    Row("adopt", "RESIDENT", SAME, ("check_structure", "agree", "adopt_weights"), (*_QUIET, "no_device_reader")),
-    Row("adopt", "SWITCHED", SAME, ("check_structure", "agree", "adopt_weights"), ("no_load", "no_device_reader")),
+    Row(
+        "adopt",
+        "RESIDENT",
+        SAME,
+        ("check_structure", "agree", "adopt_weights"),
+        (*_QUIET, "no_device_reader", *_LANDED),
+    ),
+    Row(
+        "adopt",
+        "SWITCHED",
+        SAME,
+        ("check_structure", "agree", "adopt_weights"),
+        ("no_load", "no_device_reader", "arrived"),
+    ),
     Row(
         "start_sync",
         "RESIDENT",
         "SYNCING",
         ("settle_writers", "check_structure", "verify_weights", "copy_out_weights", *_CONNECT),
-        _TO_SYNC,
+        (*_TO_SYNC, *_LANDED),
     ),
     Row(
         "start_sync",
         "SWITCHED",
         "SYNCING",
         ("settle_writers", "check_structure", "verify_weights", "copy_out_weights", *_CONNECT),
-        ("no_load", "rotation_hidden"),
+        ("no_load", "rotation_hidden", "arrived"),
     ),
     Row("start_sync", "ASLEEP", "SYNCING", ("settle_writers", *_CONNECT), ("rotation_hidden",)),
     Row("finish_sync", "SYNCING", ORIGIN, _SEND),
@@ -270,8 +312,8 @@ ROWS = (
         when=[Fact.WEIGHTS_LOST],
     ),
     # close() aborts an open phase or load first, by their own rows
-    Row("close", "RESIDENT", "CLOSED", GIVE_BACK, (*_QUIET, "no_reader")),
-    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *GIVE_BACK), ("no_load", "no_reader", "memory_free")),
+    Row("close", "RESIDENT", "CLOSED", GIVE_BACK, (*_QUIET, "no_reader", *_LANDED)),
+    Row("close", "SWITCHED", "CLOSED", (*_LEAVE, *GIVE_BACK), ("no_load", "no_reader", "memory_free", "arrived")),
     Row("close", "ASLEEP", "CLOSED", (*_BRING, *GIVE_BACK), ("no_reader", "memory_free")),
     Row("close", "SYNCING", "CLOSED", ("abandon_sync", "lower_sync_groups", "bring_back", *GIVE_BACK), ("no_reader",)),
     Row("close", "FAULTED", "CLOSED", (*READ_BACK, "bring_back", *GIVE_BACK), ("no_reader",)),
@@ -293,13 +335,14 @@ _TRAIN = ("begin_training", "end_training", "abort_training", "discard_grads", "
 _LOADS = ("load", "finish_load", "abort_load", "adopt")
 _SYNCS = ("start_sync", "finish_sync", "fail_sync")
 _MOVES = ("sleep", "wake_up", "switch")
+_ARRIVALS = ("arrive", "arrive_optimizer")
 REFUSED = (
     ("RESIDENT", ("finish_sync", "fail_sync", "recover")),
-    ("SWITCHED", (*_TRAIN, "finish_sync", "fail_sync", "recover")),
-    ("ASLEEP", (*_TRAIN, *_LOADS, "switch", "finish_sync", "fail_sync", "recover")),
-    ("SYNCING", (*_TRAIN, *_LOADS, *_MOVES, "start_sync", "recover")),
-    ("FAULTED", (*_TRAIN, *_LOADS, *_SYNCS, *_MOVES, "tag")),
-    ("CLOSED", (*_TRAIN, *_LOADS, *_SYNCS, *_MOVES, "tag", "fault", "recover")),
+    ("SWITCHED", (*_TRAIN, "arrive_optimizer", "finish_sync", "fail_sync", "recover")),
+    ("ASLEEP", (*_TRAIN, *_LOADS, *_ARRIVALS, "switch", "finish_sync", "fail_sync", "recover")),
+    ("SYNCING", (*_TRAIN, *_LOADS, *_MOVES, *_ARRIVALS, "start_sync", "recover")),
+    ("FAULTED", (*_TRAIN, *_LOADS, *_SYNCS, *_MOVES, *_ARRIVALS, "tag")),
+    ("CLOSED", (*_TRAIN, *_LOADS, *_SYNCS, *_MOVES, *_ARRIVALS, "tag", "fault", "recover")),
 )
 
 ACTOR = MachineSpec(

@@ -9,7 +9,7 @@ from itertools import product
 
 from states.coverage import unanswered
 from states.resources import CONDITIONS, PROGRESS, AnyFact, Fact
-from states.spec import ORIGIN, SAME, Effect, MachineSpec, Match, Row, State, facts_used, fold
+from states.spec import ORIGIN, SAME, Effect, Guard, MachineSpec, Match, Row, State, facts_used, fold
 
 
 def problems(spec: MachineSpec) -> list[str]:
@@ -23,6 +23,7 @@ def problems(spec: MachineSpec) -> list[str]:
         *_bad_rows(spec),
         *_without_way_out(spec),
         *_half_undone(spec),
+        *_asked_in_vain(spec),
         *_unreachable(spec),
         *_trapped(spec),
         *_broken_contracts(spec),
@@ -63,6 +64,8 @@ def _unknown_names(spec: MachineSpec) -> Iterator[str]:
         yield from _missing(where, "guard", row.guards, guards)
     for effect in spec.effects:
         yield from _missing(f"effect {effect.name}", "inverse", [effect.inverse] if effect.inverse else [], effects)
+    for guard in spec.guards:
+        yield from _missing(f"guard {guard.name}", "first event", [guard.first] if guard.first else [], events)
     for use in spec.uses:
         yield from _missing(f"use {use.operation}", "state", use.states, states)
     for advice in spec.advice:
@@ -162,6 +165,30 @@ def _half_undone(spec: MachineSpec) -> Iterator[str]:
             yield f"effect {effect.name} gives {fact.name}, which its inverse {inverse.name} does not take"
         for fact in sorted((effect.takes & own) - inverse.gives):
             yield f"effect {effect.name} takes {fact.name}, which its inverse {inverse.name} does not give"
+
+
+def _asked_in_vain(spec: MachineSpec) -> Iterator[str]:
+    """What a guard asks for first must make it say yes, and be possible wherever it may say no."""
+    firsts = {guard.name: guard for guard in spec.guards if guard.first is not None}
+    events = {event.name: event for event in spec.events}
+    for guard in firsts.values():
+        event = events[guard.first or ""]
+        for fact in sorted(guard.requires - event.gives):
+            yield f"guard {guard.name} asks for {event.name} first, which does not promise {fact.name}"
+        for fact in sorted(guard.forbids - event.takes):
+            yield f"guard {guard.name} asks for {event.name} first, which does not promise that {fact.name} ends"
+    answered = {(row.event, row.source) for row in spec.rows}
+    for row in spec.rows:
+        for guard in (firsts[name] for name in row.guards if name in firsts):
+            if (guard.first, row.source) not in answered and not _says_yes(spec, guard, spec.state(row.source)):
+                where = f"{describe(row)}: guard {guard.name}"
+                yield f"{where} asks for {guard.first} first, which {row.source} has no row for"
+
+
+def _says_yes(spec: MachineSpec, guard: Guard, state: State) -> bool:
+    """Whether it can say nothing else in this state, by the state's contract."""
+    wanted: dict[AnyFact, bool] = dict.fromkeys(guard.requires, True) | dict.fromkeys(guard.forbids, False)
+    return all(wanted.items() <= facts.items() for _, facts in _contracts(spec, state))
 
 
 def _targets(spec: MachineSpec, row: Row) -> set[str]:

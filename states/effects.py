@@ -45,7 +45,8 @@ EFFECTS: tuple[Effect, ...] = (
     # copies
     Effect(
         "copy_out_weights",
-        "Copy to the host those parts that this event may overwrite or needs there and that have no copy.",
+        "Copy to the host those parts that this event may overwrite or needs there and that have no copy, but for "
+        "those that are exchanged.",
         needs=[Fact.WEIGHTS, Fact.VERSION_SHOWN, Fact.VERIFIED],
         gives=[Fact.VERSIONS_COPIED],
         harmless=True,  # a valid copy more breaks nothing; a half-made one is never recorded
@@ -102,7 +103,15 @@ EFFECTS: tuple[Effect, ...] = (
         "pause_regions",
         "Release the memory of the regions.",
         needs=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SETTLED, Fact.COLLECTED, Fact.AGREED],
-        forbids=[Fact.WORKING, Fact.LOADING, Fact.WORKSPACES, Fact.GRADS, Fact.GROUPS],
+        forbids=[
+            Fact.WORKING,
+            Fact.LOADING,
+            Fact.WORKSPACES,
+            Fact.GRADS,
+            Fact.GROUPS,
+            Fact.ARRIVING,
+            Fact.OPTIMIZER_ARRIVING,
+        ],
         takes=[Fact.WEIGHTS, Fact.OPTIMIZER, Fact.REST, Fact.VERSION_SHOWN, Fact.OPTIMIZER_VALID, Fact.REST_VALID],
         fatal=True,
     ),
@@ -154,7 +163,31 @@ EFFECTS: tuple[Effect, ...] = (
         inverse="restore_shown",
     ),
     Effect(
-        "restore_shown", "Copy back the version that the state shows.", needs=[Fact.WEIGHTS], gives=[Fact.VERSION_SHOWN]
+        "exchange_weights",
+        "Copy out and in at once, chunk by chunk, what the device holds alone and what it is to hold; while it is half "
+        "moved a part is the union of its chunks.",
+        needs=[Fact.WEIGHTS, Fact.VERSION_SHOWN, Fact.VERIFIED, Fact.AGREED],
+        forbids=[Fact.WORKING, Fact.LOADING, Fact.ARRIVING, Fact.HALF_MOVED],
+        inverse="restore_shown",
+    ),
+    Effect(
+        "restore_shown",
+        "Complete the copy of what was half moved, and copy back the version that the state shows.",
+        needs=[Fact.WEIGHTS],
+        gives=[Fact.VERSION_SHOWN],
+        takes=[Fact.HALF_MOVED],
+    ),
+    Effect(
+        "await_weights",
+        "Wait for weights on their way, and compare them with their version.",
+        needs=[Fact.WEIGHTS, Fact.VERSION_SHOWN],
+        takes=[Fact.ARRIVING],
+    ),
+    Effect(
+        "await_optimizer",
+        "Wait for optimizer state on its way, and compare it with what was copied out.",
+        needs=[Fact.OPTIMIZER, Fact.OPTIMIZER_VALID],
+        takes=[Fact.OPTIMIZER_ARRIVING],
     ),
     # training
     Effect(
@@ -267,8 +300,9 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "read_back",
-        "Measure what is mapped and what the device really holds.",
+        "Wait for what is on its way, and measure what is mapped and what the device really holds.",
         forbids=[Fact.SYNC_GROUPS],
+        takes=[Fact.ARRIVING, Fact.OPTIMIZER_ARRIVING],
         gives=[Fact.STATE_READ],
         harmless=True,
     ),
@@ -281,9 +315,10 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "copy_out_survivors",
-        "Copy to the host what the device alone holds.",
+        "Copy to the host what the device alone holds, also of what is half moved.",
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SURVIVORS_COPIED],
+        takes=[Fact.HALF_MOVED],
         harmless=True,
     ),
     Effect(
@@ -291,6 +326,7 @@ EFFECTS: tuple[Effect, ...] = (
         "Copy to the host whatever the device alone holds, since all of it is released next.",
         forbids=[Fact.WORKING, Fact.LOADING],
         gives=[Fact.VERSIONS_COPIED, Fact.BACKUPS_COPIED, Fact.SURVIVORS_COPIED],
+        takes=[Fact.HALF_MOVED],
         harmless=True,
     ),
     Effect(
@@ -306,6 +342,7 @@ EFFECTS: tuple[Effect, ...] = (
         "Put the actor's weights back on the device as far as possible.",
         forbids=[Fact.SYNC_GROUPS, Fact.WORKING, Fact.LOADING],
         gives=[Fact.VERSION_SHOWN],
+        takes=[Fact.HALF_MOVED],
         harmless=True,
     ),
     Effect(

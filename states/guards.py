@@ -7,6 +7,20 @@ from states.spec import Guard
 
 GUARDS = (
     Guard(
+        "arrived",
+        "weights are still on their way to the device",
+        "They are waited for by themselves.",
+        forbids=[Fact.ARRIVING],
+        first="arrive",
+    ),
+    Guard(
+        "optimizer_arrived",
+        "optimizer state is still on its way to the device",
+        "It is waited for by itself.",
+        forbids=[Fact.OPTIMIZER_ARRIVING],
+        first="arrive_optimizer",
+    ),
+    Guard(
         "no_phase",
         "a training phase is open",
         "Call end_training() or abort_training() first.",

@@ -84,7 +84,7 @@ class Fact(StrEnum):
     WORKSPACES = "workspaces present"
     REST = "rest mapped"
     # valid contents of what is mapped
-    VERSION_SHOWN = "device holds the version of the state's tag, unless a load is open"
+    VERSION_SHOWN = "device holds the version of the state's tag, or it is on its way there, unless a load is open"
     OPTIMIZER_VALID = "optimizer state valid on the device"
     REST_VALID = "rest valid on the device"
     # copies elsewhere
@@ -93,6 +93,9 @@ class Fact(StrEnum):
     # open business
     WORKING = "a training phase is open"
     LOADING = "a load is open"
+    ARRIVING = "weights are on their way to the device"
+    OPTIMIZER_ARRIVING = "optimizer state is on its way to the device"
+    HALF_MOVED = "a part is half in its copy and half on the device"
     GROUPS = "process groups up"
     SYNC_GROUPS = "process groups raised for a sync alone"
     SOURCE_LEASED = "sync source leased"

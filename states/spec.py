@@ -100,13 +100,17 @@ class Effect:
 
 @frozen
 class Guard:
-    """Facts that must be true or false for a row to be taken, with the words of the refusal."""
+    """Facts that must be true or false for a row to be taken, with the words of the refusal.
+
+    ``first``: an internal event that makes it say yes; the controller asks for it instead of refusing.
+    """
 
     name: str
     reason: str
     advice: str
     requires: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
     forbids: frozenset[AnyFact] = field(default=frozenset(), converter=_facts)
+    first: str | None = None
 
 
 @frozen

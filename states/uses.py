@@ -11,6 +11,7 @@ USES = (
         ("RESIDENT", "SWITCHED", "ASLEEP", "SYNCING"),
         "nothing here says which bytes are whose",
         "recover() first.",
+        forbids=[Fact.ARRIVING],
     ),
     Use(
         "forward",
@@ -30,13 +31,14 @@ USES = (
         ("RESIDENT",),
         "the optimizer would write over other weights than the actor's",
         "wake_up() or switch('actor') first.",
-        forbids=[Fact.LOADING],
+        forbids=[Fact.LOADING, Fact.ARRIVING, Fact.OPTIMIZER_ARRIVING],
     ),
     Use(
         "state_dict",
         ("RESIDENT",),
         "the device does not hold the actor's weights",
         "weights('actor') reads them in every state.",
+        forbids=[Fact.ARRIVING],
         or_when=[Fact.LOADING],
     ),
     Use(
@@ -44,7 +46,7 @@ USES = (
         ("RESIDENT",),
         "it would write over released memory or another tag's weights",
         "Use loading(tag), awake.",
-        forbids=[Fact.WORKING],
+        forbids=[Fact.WORKING, Fact.ARRIVING],
         or_when=[Fact.LOADING],
     ),
     Use(
@@ -53,12 +55,13 @@ USES = (
         "the optimizer state is not on the device",
         "wake_up() or hold() first.",
         needs=[Fact.OPTIMIZER_VALID],
+        forbids=[Fact.OPTIMIZER_ARRIVING],
     ),
     Use(
         "load_optimizer_state_dict",
         ("RESIDENT",),
         "the optimizer state is not on the device, or in use by an open phase",
         "wake_up() first, outside a training phase.",
-        forbids=[Fact.WORKING],
+        forbids=[Fact.WORKING, Fact.OPTIMIZER_ARRIVING],
     ),
 )

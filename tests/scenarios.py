@@ -50,13 +50,13 @@ def make_actor(config=None, host="pinned", tags=TAGS, seed=0, **options):
     return actor, model, optimizer
 
 
-def make_frozen(host="pinned", tags=TAGS, seed=0):
+def make_frozen(host="pinned", tags=TAGS, seed=0, memory=None):
     """(actor, model) of a machine that does not train: tags with weights of their own, 'actor' on the device alone."""
     torch.manual_seed(seed)
     model = Net()
     adapter = BusyAdapter(model, None, extra=["scale"])
     config = LifecycleConfig(protect_copies=True)
-    memory = ArenaBackend(poison=0xCB)
+    memory = memory or ArenaBackend(poison=0xCB)
     actor = ActorLifecycle(None, tags=tags, memory=memory, host=host, config=config, adapter=adapter, machine=FROZEN)
     model.eval()
     for number, tag in enumerate((*tags, "actor"), start=1):

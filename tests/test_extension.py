@@ -22,7 +22,7 @@ from lifecycle.testing.observe import broken_contract
 from states.actor import ACTOR
 from states.extend import Insert, extended
 from states.resources import Fact
-from states.spec import Effect, Event, Guard, Match, Row
+from states.spec import SAME, Effect, Event, Guard, Match, Row
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -287,20 +287,18 @@ def test_attaching_refuses_mixed_facts():
 def test_attaching_refuses_a_machine_without_ends():
     """The controller itself fires fault and close."""
     rows = tuple(evolve(row, target="ASLEEP") for row in ACTOR.rows if row.event == "fault" and row.source == "ASLEEP")
+    guards = ("no_phase", "no_load", "arrived", "optimizer_arrived")
+    events = ("sleep", "wake_up", "arrive", "arrive_optimizer")
     spec = evolve(
         ACTOR,
         name="endless",
         refused=(),
         states=tuple(s for s in ACTOR.states if s.name in ("RESIDENT", "ASLEEP")),
-        events=tuple(e for e in ACTOR.events if e.name in ("sleep", "wake_up", "fault")),
+        events=tuple(e for e in ACTOR.events if e.name in (*events, "fault")),
         rows=(
-            *(
-                r
-                for r in ACTOR.rows
-                if r.event in ("sleep", "wake_up") and {r.source, r.target} <= {"RESIDENT", "ASLEEP"}
-            ),
+            *(r for r in ACTOR.rows if r.event in events and {r.source, r.target} <= {"RESIDENT", "ASLEEP", SAME}),
             *rows,
-            Row("fault", "RESIDENT", "ASLEEP", ACTOR.row("sleep", "RESIDENT").effects, ("no_phase", "no_load")),
+            Row("fault", "RESIDENT", "ASLEEP", ACTOR.row("sleep", "RESIDENT").effects, guards),
         ),
         uses=(),
         advice=(),
@@ -489,8 +487,7 @@ def test_a_per_tag_state():
         effects=[Effect("open_log", "Open the tag's log.", harmless=True)],
         rows=[
             Row("begin_scoring", "ASLEEP", "SCORING", (*other.effects, "open_log"), other.guards, Match.OTHER),
-            evolve(ACTOR.row("sleep", "SWITCHED"), source="SCORING"),
-            evolve(ACTOR.row("close", "SWITCHED"), source="SCORING"),
+            *(evolve(ACTOR.row(event, "SWITCHED"), source="SCORING") for event in ("arrive", "sleep", "close")),
             Row("fault", "SCORING", "FAULTED"),
         ],
         allow={"forward": ["SCORING"], "weights": ["SCORING"]},

@@ -7,42 +7,12 @@ from hashlib import blake2b
 
 import pytest
 import torch
+from fingerprint_help import DTYPES, from_bytes, logical_bytes, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle import fingerprint as module
 from lifecycle.fingerprint import fingerprint, fingerprints, part_fingerprint
-
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
-
-
-def reference(data: bytes) -> str:
-    padded = data + bytes(-len(data) % 8)
-    words = (int.from_bytes(padded[i : i + 8], "little") for i in range(0, len(padded), 8))
-    return f"{sum(word * (2 * i + 1) for i, word in enumerate(words)) % 2**64:016x}"
-
-
-def logical_bytes(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return plain.view(-1).view(torch.uint8).numpy().tobytes()
-
-
-def from_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    raw = torch.tensor(list(data), dtype=torch.uint8)
-    return raw.bool() if dtype is torch.bool else raw.view(dtype)
 
 
 @st.composite

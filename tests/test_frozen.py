@@ -12,6 +12,7 @@ from scenarios import TOKENS, assert_equal_weights, engine, live_weights, load_n
 from lifecycle import ActorLifecycle, Faulted, LifecycleError, TransitionRefused
 from lifecycle.plan import Table, allowed_events
 from lifecycle.testing.injection import failing
+from lifecycle.testing.late import LateArena
 from lifecycle.testing.observe import broken_contract
 from states.actor import ACTOR
 from states.frozen import FROZEN
@@ -23,6 +24,7 @@ NEEDS_TAG = {"wake_up", "switch", "load", "tag"}
 SITUATIONS = {
     "RESIDENT": lambda actor, _: None,
     "RESIDENT loading": lambda actor, _: actor._fire("load", tag="ref"),
+    "RESIDENT arriving": lambda actor, _: (actor.sleep(), actor.wake_up()),
     "ASLEEP": lambda actor, _: actor.sleep(),
     "SYNCING_RESIDENT": lambda actor, sync: actor._fire("start_sync", **sync),
     "SYNCING_ASLEEP": lambda actor, sync: (actor.sleep(), actor._fire("start_sync", **sync)),
@@ -35,6 +37,7 @@ LEADS = {
     "RESIDENT": {
         ("sleep", None): "ASLEEP",
         ("wake_up", "actor"): "RESIDENT",
+        ("arrive", None): "RESIDENT",
         ("load", "actor"): "RESIDENT",
         ("load", "ref"): "RESIDENT",
         ("finish_load", None): "no load is open",
@@ -65,9 +68,11 @@ LEADS = {
 LEADS["RESIDENT loading"] = {
     **dict.fromkeys(LEADS["RESIDENT"], "a load is open"),
     ("wake_up", "actor"): "RESIDENT",
+    ("arrive", None): "RESIDENT",
     ("finish_load", None): "RESIDENT",
     ("abort_load", None): "RESIDENT",
 }
+LEADS["RESIDENT arriving"] = LEADS["RESIDENT"]
 CALLS = [
     (event.name, tag)
     for event in ACTOR.events
@@ -81,11 +86,16 @@ def _break(actor):
         actor.sleep()
 
 
+def _make(situation):
+    """A frozen actor; one whose restores may be late, where they are to be."""
+    return make_frozen(memory=LateArena(poison=0xCB) if "arriving" in situation else None)
+
+
 @pytest.mark.parametrize(("event", "tag"), CALLS, ids=lambda value: str(value))
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_pair(situation, event, tag):
     """Every event of the training actor's table ends where a frozen one's says, or is refused and changes nothing."""
-    actor, _ = make_frozen()
+    actor, _ = _make(situation)
     leads = LEADS[situation].get((event, tag), NO_ROW)
     with session(actor, engine()) as sync:
         before = weights_of(actor)
@@ -117,12 +127,13 @@ def test_all_pairs_are_asked_for():
     assert {situation.split()[0] for situation in SITUATIONS} == set(TABLE.states)
 
 
-@pytest.mark.parametrize("situation", [s for s in SITUATIONS if " " not in s])
+@pytest.mark.parametrize("situation", [s for s in SITUATIONS if "loading" not in s])
 def test_contract_of_each_state(situation):
     """Each state's contract is what the world shows."""
-    actor, _ = make_frozen()
+    actor, _ = _make(situation)
     with session(actor) as sync:
         SITUATIONS[situation](actor, sync)
+        assert actor.state.arriving == ("arriving" in situation)
         assert broken_contract(actor, FROZEN.state(actor.state.name)) == []
 
 

@@ -70,59 +70,6 @@ def test_pinned_memory_is_there_at_once_and_gone_at_once():
     assert not view[:4096].any()
 
 
-class FakeCudaRuntime:
-    """Records registrations; answers with CUDA error ``code``."""
-
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
-        assert flags == 0
-        if self.code == 0:
-            self.registered[address] = nbytes
-        return self.code
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        del self.registered[address]
-        return 0
-
-
-def test_memory_is_page_locked_where_there_is_a_gpu():
-    """With a CUDA runtime every buffer is registered at its address for all its bytes until it is freed."""
-    runtime = FakeCudaRuntime()
-    store = PinnedStore(lambda: runtime)
-    buffer = store.allocate(10_000)
-
-    assert runtime.registered == {tensor_over(buffer).data_ptr(): 10_000}
-    store.close()
-    assert runtime.registered == {}
-
-
-def test_page_locks_go_with_the_store():
-    """A store that is dropped without close leaves no registration behind, before its memory is unmapped."""
-    runtime = FakeCudaRuntime()
-    store = PinnedStore(lambda: runtime)
-    buffer = store.allocate(10_000)
-    address = tensor_over(buffer).data_ptr()
-    assert address in runtime.registered
-
-    del store
-
-    assert runtime.registered == {}
-    assert buffer.memory[:3] == bytes(3)
-
-
-def test_a_refused_registration_keeps_nothing():
-    """When CUDA will not lock the pages the allocation fails, with its error number, and the memory is gone."""
-    store = PinnedStore(lambda: FakeCudaRuntime(code=2))
-    before = pages.resident_anonymous()
-
-    with pytest.raises(OSError, match="CUDA error 2"):
-        store.allocate(64 * MIB)
-    assert pages.resident_anonymous() < before + 4 * MIB
-
-
 def test_shared_memory_counts_and_is_freed_while_others_map_it():
     """A shared buffer's blocks exist from the start, and are gone after free although another mapping remains."""
     store = SharedStore()

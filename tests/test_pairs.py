@@ -8,7 +8,8 @@ from scenarios import engine, make_actor, make_busy, session, weights_of
 from lifecycle import Faulted, LifecycleError, TransitionRefused
 from lifecycle.plan import Table, allowed_events
 from lifecycle.testing.injection import failing
-from lifecycle.testing.observe import broken_contract
+from lifecycle.testing.late import LateArena
+from lifecycle.testing.observe import broken_contract, observed
 from states.actor import ACTOR
 from states.resources import Fact
 from states.spec import Match
@@ -17,13 +18,15 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 
 TABLE = Table.of(ACTOR, ("actor", "ref", "old_actor"))
 NEEDS_TAG = {"wake_up", "switch", "load", "tag"}
-#: Flat states, and RESIDENT and SWITCHED with open business, by how they are reached.
+#: Flat states, and RESIDENT and SWITCHED with open business or bytes on their way, by how they are reached.
 SITUATIONS = {
     "RESIDENT": lambda actor, _: None,
     "RESIDENT training": lambda actor, _: actor.begin_training(),
     "RESIDENT loading": lambda actor, _: actor._fire("load", tag="ref"),
+    "RESIDENT arriving": lambda actor, _: (actor.sleep(), actor.wake_up()),
     "SWITCHED_ref": lambda actor, _: actor.switch("ref"),
     "SWITCHED_ref loading": lambda actor, _: (actor.switch("ref"), actor._fire("load", tag="old_actor")),
+    "SWITCHED_ref arriving": lambda actor, _: (actor.sleep(), actor.wake_up("ref")),
     "SWITCHED_old_actor": lambda actor, _: actor.switch("old_actor"),
     "ASLEEP": lambda actor, _: actor.sleep(),
     "SYNCING_RESIDENT": lambda actor, sync: actor._fire("start_sync", **sync),
@@ -44,6 +47,13 @@ CALLS = [
 def _break(actor):
     with failing(actor, "pause_regions"), pytest.raises(LifecycleError):
         actor.sleep()
+
+
+def _bring(situation):
+    """A busy actor; one whose restores may be late, where they are to be."""
+    actor, model, optimizer = make_actor(memory=LateArena(poison=0xCB) if "arriving" in situation else None)
+    make_busy(actor, model, optimizer)
+    return actor
 
 
 def _facts_refuse(event, situation, tag):
@@ -74,8 +84,7 @@ def _facts_refuse(event, situation, tag):
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_pair(situation, event, tag):
     """The event ends in the row's target with the target's contract kept, or is refused and changes nothing."""
-    actor, model, optimizer = make_actor()
-    make_busy(actor, model, optimizer)
+    actor = _bring(situation)
     with session(actor, engine()) as sync:
         SITUATIONS[situation](actor, sync)
         source = actor._machine.state
@@ -122,14 +131,14 @@ def test_all_pairs_are_asked_for():
     assert {event for event, _ in CALLS} == {event.name for event in ACTOR.events} - {"fault"}
 
 
-@pytest.mark.parametrize("situation", [s for s in SITUATIONS if " " not in s])
+@pytest.mark.parametrize("situation", [s for s in SITUATIONS if " " not in s or "arriving" in s])
 def test_contract_of_each_state(situation):
     """Each state's contract is what the world shows: mappings, fingerprints, groups, hooks."""
-    actor, model, optimizer = make_actor()
-    make_busy(actor, model, optimizer)
+    actor = _bring(situation)
     with session(actor) as sync:
         SITUATIONS[situation](actor, sync)
 
+        assert actor.state.arriving == ("arriving" in situation)
         assert broken_contract(actor, _declared(actor)) == []
 
 
@@ -139,9 +148,23 @@ def test_observation_can_fail():
     make_busy(actor, model, optimizer)
     model.body.weight.data.add_(1.0)
 
-    assert "RESIDENT must hold VERSION_SHOWN" in "".join(
-        text.replace("device holds the version of the state's tag, unless a load is open", "VERSION_SHOWN")
-        for text in broken_contract(actor, ACTOR.state("RESIDENT"))
-    )
+    assert "RESIDENT must hold VERSION_SHOWN" in broken_contract(actor, ACTOR.state("RESIDENT"))
     assert Fact.WEIGHTS in ACTOR.state("RESIDENT").holds
     assert Match.SHOWN in {row.match for row in ACTOR.rows}
+
+
+def test_arrivals_are_observed():
+    """What is on its way is seen as such until the event that waits for it; then its bytes are looked at."""
+    actor = _bring("RESIDENT arriving")
+    actor.sleep()
+    actor.wake_up()
+    coming = {fact for fact in (Fact.ARRIVING, Fact.OPTIMIZER_ARRIVING) if observed(actor)[fact]}
+    assert coming == {Fact.ARRIVING, Fact.OPTIMIZER_ARRIVING}
+    assert "CLOSED must lack ARRIVING" in broken_contract(actor, ACTOR.state("CLOSED"))
+
+    actor._fire("arrive")
+    assert not observed(actor)[Fact.ARRIVING]
+    assert observed(actor)[Fact.OPTIMIZER_ARRIVING]
+    actor._fire("arrive_optimizer")
+    assert not observed(actor)[Fact.OPTIMIZER_ARRIVING]
+    assert broken_contract(actor, ACTOR.state("RESIDENT")) == []

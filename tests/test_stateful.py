@@ -7,7 +7,10 @@ from hypothesis import HealthCheck, Phase, settings
 
 from lifecycle import LifecycleConfig
 from lifecycle.testing.acting import Acting
+from lifecycle.testing.driving import POISON
+from lifecycle.testing.late import TightLateArena
 from lifecycle.testing.stateful import LifecycleMachine
+from lifecycle.testing.subjects import Stacked, Subject, make_subject
 from lifecycle.testing.syncing import EngineTrouble, Syncing
 from lifecycle.testing.trouble import Fault
 
@@ -25,6 +28,31 @@ class TestLifecycle(LifecycleMachine.TestCase):
     """The same sequences every time."""
 
     settings = settings(COMMON, max_examples=120, stateful_step_count=40, derandomize=True)
+
+
+class LateMachine(LifecycleMachine):
+    """On memory where bytes are late and exchanges go by chunks, with a model that is streamed."""
+
+    def make_subject(self, optimizer: str) -> Subject:
+        return make_subject(optimizer, Stacked)
+
+    def make_memory(self) -> TightLateArena:
+        return TightLateArena(poison=POISON)
+
+
+@pytest.mark.timeout(1200)
+class TestLateLifecycle(LateMachine.TestCase):
+    """The same sequences every time."""
+
+    settings = settings(COMMON, max_examples=60, stateful_step_count=40, derandomize=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+class TestLateLifecycleAtLength(LateMachine.TestCase):
+    """More and longer ones, different every time."""
+
+    settings = settings(COMMON, max_examples=1000, stateful_step_count=50)
 
 
 @pytest.mark.slow

@@ -136,6 +136,10 @@ WRONG = {
         {"effects": (*small().effects, Effect("x", "", needs=[Fact.SCOPE_OPEN]))},
         "effect x is declared over SCOPE_OPEN",
     ),
+    "unknown first event": (
+        {"guards": (*small().guards, Guard("slow", "", "", forbids=[Fact.REST], first="wait"))},
+        "guard slow: unknown first event 'wait'",
+    ),
     "origin of nothing": ({"rows": (*ROWS, Row("drop", "ON", ORIGIN))}, "ON does not remember an origin"),
     "tag state without a tag": (
         {
@@ -145,6 +149,46 @@ WRONG = {
         "TAGGED needs a tag other than 'actor'",
     ),
 }
+
+
+CALM = small().guard("calm")
+COOL_OFF = Row("off", "ON", "OFF", ("darken",), ("cold",))
+WAIT = Row("wait", "ON", SAME, ("cool",))
+
+
+def waiting(*rows, **changes):
+    """The lamp with these rows beside "on", and with a guard that asks for "wait" first."""
+    return {
+        "states": (State("OFF", "dark", lacks=[Fact.WEIGHTS, Fact.REST]), *small().states[1:]),
+        "events": (*small().events, Event("wait", "", internal=True, takes=[Fact.REST])),
+        "effects": (*small().effects, Effect("cool", "", takes=[Fact.REST], harmless=True)),
+        "guards": (CALM, Guard("cold", "", "", forbids=[Fact.REST], first="wait")),
+        "rows": (ROWS[0], *rows),
+        **changes,
+    }
+
+
+WRONG |= {
+    "asks first for what is not there": (
+        waiting(COOL_OFF, ROWS[2]),
+        "row off ON -> OFF: guard cold asks for wait first, which ON has no row for",
+    ),
+    "asks first for what does not help": (
+        waiting(COOL_OFF, ROWS[2], WAIT, events=(*small().events, Event("wait", "", internal=True))),
+        "guard cold asks for wait first, which does not promise that REST ends",
+    ),
+    "asks first for what does not bring it": (
+        waiting(COOL_OFF, ROWS[2], WAIT, guards=(Guard("cold", "", "", [Fact.GROUPS], [Fact.REST], "wait"), CALM)),
+        "guard cold asks for wait first, which does not promise GROUPS",
+    ),
+}
+
+
+def test_a_guard_may_ask_for_something_first():
+    """Where there is a row for it, and also where the contract of the state says that there is nothing to wait for."""
+    drop = Row("drop", "OFF", "BROKEN", (), ("cold",))  # OFF lacks what "cold" forbids
+
+    assert small(**waiting(COOL_OFF, drop, WAIT)).guard("cold").first == "wait"
 
 
 @pytest.mark.parametrize("kind", WRONG)

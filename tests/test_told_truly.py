@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from lifecycle.actions import Action, Call
 from lifecycle.outcome import Settings, after, during
 from lifecycle.versions import ACTOR, Part, first_facts, holding, leased, move_tag, open_load, sources
-from lifecycle.work import WORK, Action, Call
+from lifecycle.work import WORK
 from states.resources import Copy, Region, Slot
 
 SETTINGS = Settings({})

@@ -36,6 +36,18 @@ class Gate(Protocol):
         """
         ...
 
+    def forward_begins(self) -> None:
+        """A root module is called while weights are on their way."""
+        ...
+
+    def block_begins(self, number: int) -> None:
+        """Block ``number`` of a streamed wake is called; returns when its weights are there."""
+        ...
+
+    def arrive(self) -> None:
+        """Wait for all weights that are on their way: for code that hooks on blocks do not reach."""
+        ...
+
     def content_epoch(self) -> int:
         """A number that changes whenever the device's weights are overwritten by the controller."""
         ...
@@ -101,12 +113,34 @@ class Adapter(Protocol):
         """Zero gradients for those parameters whose gradient was discarded and is still absent. Returns the bytes."""
         ...
 
-    def workspace_bytes(self) -> int: ...
+    def workspace_bytes(self) -> int:
+        """Bytes that ``drop_workspaces`` would give back, as far as they are known; changes nothing and is cheap.
 
-    def drop_workspaces(self) -> int: ...
+        A workspace is what the next use makes again, bit for bit, from weights and inputs. Raises WorkspacesLeft naming
+        what could not be asked.
+        """
+        ...
+
+    def drop_workspaces(self) -> int:
+        """Drop them; never called while ``graphs_captured``. Returns the bytes given back.
+
+        Raises WorkspacesLeft naming those that could not be dropped; the others are dropped all the same.
+        """
+        ...
 
     def graphs_captured(self) -> bool:
-        """Whether device graphs with baked-in addresses exist; unknown counts as True."""
+        """Whether captured device graphs are alive, whose addresses must stay; unknown counts as True.
+
+        Asked at every sleep: cheap.
+        """
+        ...
+
+    def workspaces_dropped(self) -> tuple[tuple[str, int], ...]:
+        """What the last ``drop_workspaces`` dropped: name and bytes of each."""
+        ...
+
+    def why_graphs(self) -> str:
+        """Why ``graphs_captured`` says what it says, in words."""
         ...
 
     def has_groups(self) -> bool: ...
@@ -131,6 +165,18 @@ class Adapter(Protocol):
 
     def guard_released(self, released: bool) -> None:
         """Weights are released (or back): while they are, a forward of any module must be refused first."""
+        ...
+
+    def blocks(self) -> tuple[frozenset[str], ...]:
+        """Names of weights in the order in which a forward needs them; none where hooks could not tell who needs what.
+
+        A block is a layer with its whole subtree; it reads no weights of another one but of the first, which has what
+        comes before the layers too. What comes after them is in the middle one, and every later one waits for that too.
+        """
+        ...
+
+    def guard_arriving(self, blocks: bool | None) -> None:
+        """Weights are on their way: forwards ask the gate first, with ``blocks`` before each block. None: all came."""
         ...
 
     def remove(self) -> None:

@@ -11,6 +11,8 @@ import attrs
 from torch import Tensor
 from torch.nn import Module
 
+from lifecycle.workspaces.transformer_engine import left_in_place
+
 
 class Kind(Enum):
     """How a tensor hangs on the model."""
@@ -41,7 +43,8 @@ def tensors_of(roots: Iterable[Root]) -> list[Found]:
     """Parameters and buffers under every name they have, then tensors that are plain attributes, in a stable order.
 
     Attributes are those of modules and of tensors. Containers are followed all the way, dataclass and attrs objects
-    one level, and what is reached twice is followed once.
+    one level, and what is reached twice is followed once. Workspaces and recipe state of TransformerEngine's modules
+    are not listed: the first are dropped, the second stay in place.
     """
     modules = [pair for prefix, root in roots for pair in root.named_modules(prefix=prefix, remove_duplicate=False)]
     found = [item for path, module in modules for item in _registered(path, module)]
@@ -50,7 +53,11 @@ def tensors_of(roots: Iterable[Root]) -> list[Found]:
         _visit_fields(item.name, vars(item.tensor), found, seen)
     for path, module in modules:
         for name, value in vars(module).items():
-            if name not in _OF_TORCH and _sort[type(value)] is not _Sort.OPAQUE:
+            if (
+                name not in _OF_TORCH
+                and _sort[type(value)] is not _Sort.OPAQUE
+                and not left_in_place(module, name, value)
+            ):
                 _visit(_join(path, name), value, found, seen)
     return found
 

@@ -21,18 +21,21 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from lifecycle import graphs
 from lifecycle.adapters.base import OwnedTensor
+from lifecycle.adapters.blocks import Cut, cut
 from lifecycle.adapters.changes import Attached, changes, missing
 from lifecycle.adapters.discovery import Found, Kind, Root, describe, tensors_in, tensors_of
+from lifecycle.adapters.skeletons import Skeleton, beside_accelerator, kept, put_back
 from lifecycle.errors import ManifestError
 from lifecycle.hooks import Hooks
+from lifecycle.workspaces.known import known
+from lifecycle.workspaces.registry import Dropper, Workspaces
 from states.resources import SLOT_REGION, Region, Slot
 
 if TYPE_CHECKING:
     from lifecycle.adapters.base import Gate
 
-
-Skeleton = dict[Any, Any]  # what was in an optimizer's state
 
 # What shares a storage goes to one slot, the last of these: what may change must not be in a slot that may not.
 _PRECEDENCE = (Slot.REST, Slot.FROZEN, Slot.STATE, Slot.TRAINED)
@@ -44,7 +47,8 @@ class PlainAdapter:
     ``model`` is a module, or a sequence of modules whose names get the prefixes ``0.``, ``1.``, …; ``optimizer`` is
     none, one or several. ``extra`` declares what else belongs to the actor: paths of attributes (``layers.3.cache``),
     patterns of them, or pairs of a name and a module that the model does not reach (a draft model). ``waive`` names
-    attributes, by path or pattern, that are left alone.
+    attributes, by path or pattern, that are left alone. ``workspaces`` are droppers of this actor's own, beside those
+    that are known and those registered for all (``lifecycle.workspaces``); ``None`` has nothing dropped.
     """
 
     name = "plain"
@@ -56,6 +60,7 @@ class PlainAdapter:
         *,
         extra: Iterable[str | Root] = (),
         waive: Iterable[str] = (),
+        workspaces: Iterable[Dropper] | None = (),
     ) -> None:
         declared = list(extra)
         self._model = [("", model)] if isinstance(model, Module) else [(str(i), m) for i, m in enumerate(model)]
@@ -68,7 +73,12 @@ class PlainAdapter:
         self._stepped: dict[str, list[Tensor]] = {}
         self._listed: dict[str, weakref.ref[Tensor]] = {}
         self._discarded: list[Tensor] = []
+        self._owned_last: list[Found] = []  # what the last look at the structure found that is no attribute
         self._hooks: Hooks | None = None
+        self._cut: Cut | None = None  # made when first asked for: the structure does not change while attached
+        roots = [module for _, module in [*self._model, *self._beside]]
+        self.droppers = Workspaces(everyone=False) if workspaces is None else Workspaces([*known(roots), *workspaces])
+        graphs.observe()
 
     # -- what there is --------------------------------------------------------------------------------------------
 
@@ -145,7 +155,13 @@ class PlainAdapter:
             self._hooks.listen()
 
     def _structure(self) -> list[Found]:
-        return [item for item in self._find() if item.kind is not Kind.ATTRIBUTE or not self._waived(item.name)]
+        found = self._find()
+        self._owned_last = [item for item in found if item.kind is not Kind.ATTRIBUTE]
+        return [item for item in found if item.kind is not Kind.ATTRIBUTE or not self._waived(item.name)]
+
+    def _owned_now(self) -> list[Found]:
+        """As of the last check: what changed since, the next one refuses. Looking takes as long as a small copy."""
+        return self._owned_last or [item for item in self._find() if item.kind is not Kind.ATTRIBUTE]
 
     def _waived(self, name: str) -> bool:
         return _matches(name, self._waive)
@@ -172,6 +188,7 @@ class PlainAdapter:
     def optimizer_tensors(self) -> tuple[OwnedTensor, ...]:
         """State and tensor hyperparameters; what an optimizer keeps of the model's own bytes is not listed again.
 
+        Nor are tensors on the CPU beside parameters elsewhere: [Note: host state] in ``adapters.skeletons``.
         Raises ManifestError when there is state of a parameter that the model does not have.
         """
         now = self._optimizer_now()
@@ -186,7 +203,8 @@ class PlainAdapter:
 
     def optimizer_skeleton(self) -> list[Skeleton]:
         """The state of each optimizer, dictionaries and lists copied, everything in them as it is."""
-        return [_copied(dict(optimizer.state)) for optimizer in self._optimizers.values()]
+        host = self._beside_accelerator(self._owned_now())
+        return [kept(optimizer.state, host) for optimizer in self._optimizers.values()]
 
     def rebuild_optimizer(self, skeleton: Sequence[Skeleton]) -> None:
         """Entries that still exist stay the same dictionaries."""
@@ -195,17 +213,24 @@ class PlainAdapter:
             now = dict(state)
             state.clear()
             for key, entry in was.items():
-                state[key] = _copied(entry)
-                if isinstance(kept := now.get(key), dict) and isinstance(entry, dict):
-                    kept.clear()
-                    kept.update(state[key])
-                    state[key] = kept
+                state[key] = put_back(entry)
+                if isinstance(same := now.get(key), dict) and isinstance(entry, dict):
+                    same.clear()
+                    same.update(state[key])
+                    state[key] = same
 
     def _optimizer_now(self) -> dict[str, Tensor]:
-        found = self._find()
-        owned = {_storage(item.tensor) for item in found if item.kind is not Kind.ATTRIBUTE}
-        distinct = {id(item.tensor): item for item in reversed(self._optimizer_state(found))}
+        if not self._optimizers:
+            return {}
+        found = self._owned_now()
+        owned = {_storage(item.tensor) for item in found}
+        state, host = self._optimizer_state(found), self._beside_accelerator(found)
+        mine = [item for item in state if not (host and item.tensor.device.type == "cpu")]
+        distinct = {id(item.tensor): item for item in reversed(mine)}
         return {i.name: i.tensor for i in reversed(distinct.values()) if _storage(i.tensor) not in owned}
+
+    def _beside_accelerator(self, found: Iterable[Found]) -> bool:
+        return beside_accelerator(item.tensor for item in found if item.kind is Kind.PARAMETER)
 
     def _optimizer_state(self, found: Sequence[Found]) -> list[Found]:
         return tensors_in([(path, state[key]) for path, state, key in self._entries(found)] + self._hyperparameters())
@@ -257,23 +282,30 @@ class PlainAdapter:
         return made
 
     def _leaves(self) -> dict[str, Tensor]:
-        owned = (item for item in reversed(self._find()) if item.kind is not Kind.ATTRIBUTE and item.tensor.is_leaf)
+        owned = (item for item in reversed(self._owned_now()) if item.tensor.is_leaf)
         distinct = {id(item.tensor): item for item in owned}  # under the first of its names
         return {item.name: item.tensor for item in distinct.values()}
 
-    # -- what plain PyTorch does not have -------------------------------------------------------------------------
+    # -- workspaces and graphs --------------------------------------------------------------------------------------
 
     def workspace_bytes(self) -> int:
-        """0: plain modules keep no workspaces; a cache that is a tensor is an attribute, owned or waived."""
-        return 0
+        return self.droppers.nbytes()
 
     def drop_workspaces(self) -> int:
-        """0, as there are none."""
-        return 0
+        """``droppers.report`` says afterwards what each dropper gave back."""
+        return self.droppers.drop()
+
+    def workspaces_dropped(self) -> tuple[tuple[str, int], ...]:
+        return tuple((one.name, one.nbytes) for one in self.droppers.report)
+
+    def why_graphs(self) -> str:
+        return graphs.captured().why
 
     def graphs_captured(self) -> bool:
-        """False on the CPU; on CUDA nobody can be asked whether some graph holds these addresses, so True."""
-        return any(item.tensor.is_cuda for item in self._find())
+        """``lifecycle.graphs.captured().why`` says why. A graph of any part of the process counts; False on the CPU."""
+        return bool(graphs.captured()) and any(item.tensor.is_cuda for item in self._find())
+
+    # -- what plain PyTorch does not have -------------------------------------------------------------------------
 
     def has_groups(self) -> bool:
         """False: collectives are another adapter's."""
@@ -307,6 +339,16 @@ class PlainAdapter:
     def installed(self) -> bool:
         return self._hooks is not None
 
+    def blocks(self) -> tuple[frozenset[str], ...]:
+        """See ``lifecycle.adapters.blocks``; none where a submodule is compiled or scripted."""
+        self._cut = self._cut or cut(self._model)
+        return self._cut.names
+
+    def guard_arriving(self, blocks: bool | None) -> None:
+        if self._hooks is not None:
+            waits = self._cut.waits if blocks and self._cut is not None else ()
+            self._hooks.expect(None if blocks is None else waits)
+
     def guard_released(self, released: bool) -> None:
         """Refuse forwards while weights are released; without hooks there is nothing to guard."""
         if self._hooks is not None:
@@ -317,6 +359,7 @@ class PlainAdapter:
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+        self._cut = None  # whoever attaches next may have other modules
         self._attached.clear()  # its aliases would stand in the way of whoever takes the tensors over next
         self._stepped.clear()
 
@@ -358,10 +401,3 @@ def _owned(found: Iterable[Found], slots: Mapping[int, Slot]) -> Iterator[OwnedT
         if id(tensor) not in listed or kind is not Kind.ATTRIBUTE:
             yield OwnedTensor(name, tensor, SLOT_REGION[slot], slot)
         listed.add(id(tensor))
-
-
-def _copied(value: Any) -> Any:
-    """Dictionaries, lists and tuples anew, all the way down; what is in them as it is."""
-    if isinstance(value, dict):
-        return {key: _copied(held) for key, held in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value

@@ -18,6 +18,7 @@ BITS: dict[Fact, str] = {
     Fact.OPTIMIZER: "optimizer",
     Fact.REST: "rest",
     Fact.OPTIMIZER_VALID: "optimizer.valid",
+    Fact.OPTIMIZER_ARRIVING: "optimizer.arriving",
     Fact.REST_VALID: "rest.valid",
     Fact.WORKING: "working",
     Fact.GROUPS: "groups",
@@ -43,6 +44,7 @@ _KEPT = {
     Fact.GRADS: "grads",
     Fact.OPTIMIZER: "optimizer",
     Fact.REST: "rest",
+    Fact.WORKSPACES: "workspaces",
     Fact.OPTIMIZER_VALID: "optimizer",
     Fact.REST_VALID: "rest",
 }
@@ -60,6 +62,8 @@ def _const(value: bool) -> Expr:
 
 _GUARDS: dict[Fact, Callable[[Asked], Expr]] = {
     Fact.LOADING: lambda asked: asked.words.loading(),
+    Fact.ARRIVING: lambda asked: asked.words.arriving(),
+    Fact.HALF_MOVED: lambda asked: any_of(asked.words.half_moved(slot) for slot in asked.words.of.slots),
     # workspaces under captured graphs stay, and are no obstacle
     Fact.WORKSPACES: lambda asked: asked.words("workspaces") & ~asked.words("graphs"),
     Fact.GRAPHS_PIN_ADDRESSES: lambda asked: FALSE if asked.words.of.keeps_addresses else asked.words("graphs"),

@@ -226,7 +226,7 @@ def _inputs(model: Model, table: Table, row: FlatRow, words: Words) -> Iterator[
     possible = {
         "scope": TRUE if shown else FALSE,
         "backward_left": w("grads") & ~w("working") if shown else FALSE,
-        "reading.device": device & w("weights"),
+        "reading.device": device & w("weights") & ~w.arriving(),  # who reads has waited
         "reading.host": copied,
         "memory_short": TRUE,
         "no_optimizer": TRUE,

@@ -74,6 +74,13 @@ STATES: tuple[Invariant, ...] = (
         _training,
     ),
     Invariant(
+        "writers_wait",
+        "A phase or a load writes weights while a restore is still bringing its bytes: whatever comes later overwrites "
+        "what was written.",
+        lambda w: w("working") | w.loading(),
+        lambda w: ~w.arriving(),
+    ),
+    Invariant(
         "no_mixed_generation",
         "An engine generates with a version that it holds in part, or that is not what its number says.",
         lambda w: any_of(w.generating(engine) for engine in w.of.engines),

@@ -50,7 +50,30 @@ def _copy_out(asked: Asked) -> Iterator[Micro]:
         return
     wanting = {"begin_training": w.of.tags, "start_sync": (target_of(asked),)}.get(asked.event, w.of.all_tags)
     for slot in w.of.slots:
-        yield note(w.copy_device(slot), when=_overwritten(asked, slot) & _uncopied(w, wanting, slot))
+        wanted = _overwritten(asked, slot) & _uncopied(w, wanting, slot)
+        yield note(w.copy_device(slot), when=wanted & ~_exchanged(asked, slot))
+
+
+def _exchanged(asked: Asked, slot: str) -> Expr:
+    """A switch copies it out and its successor in at once, where that has a copy to come from."""
+    w = asked.words
+    if asked.event != "switch" or not w.of.overlaps:
+        return FALSE
+    return _overwritten(asked, slot) & _uncopied(w, w.of.all_tags, slot) & w.copied(target_of(asked), slot)
+
+
+def _exchange(asked: Asked) -> Iterator[Micro]:
+    """Half moved from the moment it begins; then its copy is complete, and the device holds the other."""
+    w, target = asked.words, target_of(asked)
+    for slot in w.of.slots:
+        halves = [(f"half.{r}.{slot}", w.half(r, slot) | w.device(r, slot)) for r in w.of.references]
+        yield Micro((Way((*halves, *w.lose((slot,)))),), _exchanged(asked, slot), real=True)
+        yield note(w.put_together(slot), w.hold(target, slot), when=w.half_moved(slot))
+
+
+def _put_together(words: Words) -> Iterator[Micro]:
+    for slot in words.of.slots:
+        yield note(words.put_together(slot), when=words.half_moved(slot))
 
 
 def _copy_out_loaded(asked: Asked) -> Iterator[Micro]:
@@ -61,11 +84,13 @@ def _copy_out_loaded(asked: Asked) -> Iterator[Micro]:
 
 
 def _copy_out_survivors(asked: Asked) -> Iterator[Micro]:
-    return _copy_out_loaded(asked)
+    yield from _put_together(asked.words)
+    yield from _copy_out_loaded(asked)
 
 
 def _copy_out_everything(asked: Asked) -> Iterator[Micro]:
     w = asked.words
+    yield from _put_together(w)
     for slot in w.of.slots:
         yield note(w.copy_device(slot), when=_uncopied(w, w.of.all_tags, slot))
     yield from _back_up(asked)
@@ -97,7 +122,8 @@ def _check_copies(asked: Asked) -> Iterator[Micro]:
 
 
 def _drop_workspaces(asked: Asked) -> Iterator[Micro]:
-    yield change(asked.words.let(False, "workspaces"), when=asked.words("workspaces") & ~asked.words("graphs"))
+    if "workspaces" not in asked.words.of.keep:
+        yield change(asked.words.let(False, "workspaces"), when=asked.words("workspaces") & ~asked.words("graphs"))
 
 
 def _discard_grads(asked: Asked) -> Iterator[Micro]:
@@ -128,6 +154,8 @@ def _lower_sync_groups(asked: Asked) -> Iterator[Micro]:
 def pause_region(words: Words, region: str, when: Expr) -> Iterator[Micro]:
     """Contents are lost before the memory is. Pausing what is paused would end the process."""
     lost = words.lose(words.of.slots) if region == "weights" else words.let(False, f"{region}.valid")
+    if region == "optimizer":
+        lost += words.let(False, "optimizer.arriving")
     if region == "weights":
         yield Micro((Way(),), when, sound=~words("scope"), breaks="scope_stays_awake")
     yield Micro((Way(lost),), when, sound=words(region), breaks="alternation", real=True)
@@ -160,30 +188,56 @@ def _resume(*regions: str) -> Meaning:
     return meaning
 
 
-def restore_parts(words: Words, reference: str, when: Expr) -> Iterator[Micro]:
-    """Slot by slot, where the device does not hold the part: lost while it is copied, then held."""
+def restore_parts(words: Words, reference: str, when: Expr, late: bool = False) -> Iterator[Micro]:
+    """Slot by slot, where the device does not hold the part: lost while it is copied, then held, or on its way."""
     for slot in words.of.slots:
         stale = when & ~words.device(reference, slot)
         yield Micro((Way(words.lose((slot,))),), stale, sound=words.copied(reference, slot), real=True)
-        yield note(words.hold(reference, slot), when=stale & words.copied(reference, slot))
+        coming = words.let(True, f"arriving.{slot}") if late else ()
+        yield note(words.hold(reference, slot), coming, when=stale & words.copied(reference, slot))
 
 
-def restore_backup(words: Words, region: str, when: Expr) -> Iterator[Micro]:
+def restore_backup(words: Words, region: str, when: Expr, late: bool = False) -> Iterator[Micro]:
     stale = when & ~words(f"{region}.valid")
-    yield Micro((Way(words.let(True, f"{region}.valid")),), stale, sound=words(f"{region}.copied"))
+    there = words.let(True, f"{region}.valid", *([f"{region}.arriving"] if late else []))
+    yield Micro((Way(there),), stale, sound=words(f"{region}.copied"))
 
 
-def _restore_backup(region: str) -> Meaning:
-    return lambda asked: restore_backup(asked.words, region, TRUE)
+def _comes_later(asked: Asked) -> bool:
+    return asked.words.of.stream_ordered and asked.event in ("wake_up", "switch")
+
+
+def _restore_rest(asked: Asked) -> Iterator[Micro]:
+    return restore_backup(asked.words, "rest", TRUE)
+
+
+def _restore_optimizer(asked: Asked) -> Iterator[Micro]:
+    return restore_backup(asked.words, "optimizer", TRUE, _comes_later(asked))
 
 
 def _restore_weights(asked: Asked) -> Iterator[Micro]:
-    return restore_parts(asked.words, target_of(asked), TRUE)
+    return restore_parts(asked.words, target_of(asked), TRUE, _comes_later(asked))
+
+
+def _await_weights(asked: Asked) -> Iterator[Micro]:
+    """Nobody can rely on it while it is looked at, and where it is wrong."""
+    w = asked.words
+    for slot in w.of.slots:
+        yield Micro((Way(w.lose((slot,))),), w(f"arriving.{slot}"), real=True)
+        just_lost = ~any_of(w.device(r, slot) for r in w.of.references) & ~w.loading()  # else the state holds it
+        yield note(w.hold(asked.shown or ACTOR, slot), when=just_lost)
+
+
+def _await_optimizer(asked: Asked) -> Iterator[Micro]:
+    w = asked.words
+    yield Micro((Way(w.let(False, "optimizer.valid", "optimizer.arriving")),), w("optimizer.arriving"), real=True)
+    yield note(w.let(True, "optimizer.valid"), when=~w("optimizer.valid"))
 
 
 def _restore_shown(asked: Asked) -> Iterator[Micro]:
     """What the state showed, in the regions it had."""
     w = asked.words
+    yield from _put_together(w)
     if asked.shown is None:
         return
     yield from restore_parts(w, asked.shown, w("weights"))
@@ -218,9 +272,12 @@ MEMORY: dict[str, Meaning] = {
     "resume_forward_regions": _resume("weights", "rest"),
     "pause_resumed": _pause_resumed,
     "reload_groups": _reload_groups,
-    "restore_rest": _restore_backup("rest"),
-    "restore_optimizer": _restore_backup("optimizer"),
+    "restore_rest": _restore_rest,
+    "restore_optimizer": _restore_optimizer,
+    "exchange_weights": _exchange,
     "restore_weights": _restore_weights,
+    "await_weights": _await_weights,
+    "await_optimizer": _await_optimizer,
     "restore_shown": _restore_shown,
     "restore_base": _restore_base,
     "restore_actor": _restore_actor,

@@ -152,6 +152,8 @@ def _read_back(asked: Asked) -> Iterator[Micro]:
     may turn out to be what it was before.
     """
     w = asked.words
+    coming = w.arriving() | w("optimizer.arriving")
+    yield note(w.let(False, "optimizer.arriving", *(f"arriving.{slot}" for slot in w.of.slots)), when=coming)
     for slot in w.of.slots:
         unknown = w("weights") & ~w("working") & ~any_of(w.device(tag, slot) for tag in w.of.references)
         yield Micro((Way(), *(Way(w.hold(tag, slot)) for tag in w.of.all_tags)), when=unknown)
@@ -166,13 +168,18 @@ def _read_back(asked: Asked) -> Iterator[Micro]:
 
 
 def _bring_back(asked: Asked) -> Iterator[Micro]:
-    """As far as possible, for the actor; what other tags have on the device alone is given up.
+    """As far as possible, for the actor; what other tags have on the device alone, or half there, is given up.
 
     What it put where is not known, and found out when it is read back, if ever.
     """
     w = asked.words
     kept = [(f"device.{r}.{s}", w.device(r, s) & w.device(ACTOR, s)) for r in w.of.references for s in w.of.slots]
-    yield change(kept, w.let(True, "given_up"))
+    halves = [
+        (f"half.{r}.{s}", w.half(r, s) & (w.half(ACTOR, s) | w.device(ACTOR, s)))
+        for r in w.of.references
+        for s in w.of.slots
+    ]
+    yield change(kept, halves, w.let(True, "given_up"))
     for name in ("weights", *w.of.backups, "groups"):
         yield Micro((Way(), Way(w.let(True, name))), when=~w(name), real=True)
 

@@ -84,7 +84,7 @@ def _based(words: Words) -> list[Assignment]:
 
 def _open_load(asked: Asked) -> Iterator[Micro]:
     w = asked.words
-    yield note(w.lose(w.of.slots), w.let(True, f"loading.{asked.tag or ACTOR}"))
+    yield note(w.hand_over(w.of.slots), w.let(True, f"loading.{asked.tag or ACTOR}"))
 
 
 def _freeze_load(asked: Asked) -> Iterator[Micro]:

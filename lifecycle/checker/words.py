@@ -24,7 +24,7 @@ REMEMBERED = ("before.tags", "before.weights", "before.optimizer", "before.rest"
 PLAIN = (
     *("weights", "grads", "optimizer", "workspaces", "rest"),
     *("optimizer.valid", "optimizer.copied", "rest.valid", "rest.copied", "base.optimizer.copied"),
-    *("working", "groups", "sync_groups", "hooks", "leased", "graphs", "given_up"),
+    *("optimizer.arriving", "working", "groups", "sync_groups", "hooks", "leased", "graphs", "given_up"),
 )
 
 #: [Note: inputs] What others do at any time, and only guards ask about, is no part of a resting state: whenever an
@@ -46,6 +46,8 @@ class Instance:
     labels: tuple[str, ...] = (ACTOR,)
     keep: frozenset[str] = frozenset()
     keeps_addresses: bool = True
+    stream_ordered: bool = True  # bytes of a restore may come after the event that asked for them
+    overlaps: bool = True  # a switch copies out and in at once
     restore_aborted: bool = True
     optimizer: bool = True  # there is one; found out from the declaration
 
@@ -89,6 +91,8 @@ class Words:
             *REMEMBERED,
             *(f"device.{r}.{s}" for r in one.references for s in one.slots),
             *(f"copied.{r}.{s}" for r in one.references for s in one.slots),
+            *(f"half.{r}.{s}" for r in one.references for s in one.slots),
+            *(f"arriving.{s}" for s in one.slots),
             *(f"same.{a}.{b}.{s}" for a, b in pairs for s in one.slots),
             *(f"lent.device.{s}" for s in one.slots),
             *(f"loading.{t}" for t in one.all_tags),
@@ -122,6 +126,10 @@ class Words:
         """The reference's part has a copy off the device."""
         return Bit(f"copied.{reference}.{slot}")
 
+    def half(self, reference: str, slot: str) -> Expr:
+        """The reference's part is partly in its copy and partly on the device."""
+        return Bit(f"half.{reference}.{slot}")
+
     def same(self, one: str, other: str, slot: str) -> Expr:
         """Both point at the same part."""
         if one == other:
@@ -141,7 +149,16 @@ class Words:
 
     def readable(self, reference: str) -> Expr:
         """Every part has a copy somewhere."""
-        return all_of(self.device(reference, slot) | self.copied(reference, slot) for slot in self.of.slots)
+        return all_of(
+            self.device(reference, slot) | self.copied(reference, slot) | self.half(reference, slot)
+            for slot in self.of.slots
+        )
+
+    def arriving(self) -> Expr:
+        return any_of(Bit(f"arriving.{slot}") for slot in self.of.slots)
+
+    def half_moved(self, slot: str) -> Expr:
+        return any_of(self.half(r, slot) for r in self.of.references)
 
     def loading(self) -> Expr:
         return any_of(Bit(f"loading.{tag}") for tag in self.of.all_tags)
@@ -157,6 +174,11 @@ class Words:
 
     def lose(self, slots: Iterable[str]) -> tuple[Assignment, ...]:
         """The bytes in these slots are worth nothing from here on; whoever was reading them there has torn bytes."""
+        slots = tuple(slots)
+        return (*self.hand_over(slots), *self.let(False, *(f"arriving.{s}" for s in slots)))
+
+    def hand_over(self, slots: Iterable[str]) -> tuple[Assignment, ...]:
+        """Somebody else writes in these slots from here on; what is on its way there still comes."""
         lost = self.let(False, *(f"device.{r}.{s}" for r in self.of.references for s in slots))
         return (*lost, self.disturbed())
 
@@ -172,12 +194,17 @@ class Words:
         """What the device holds in the slot has a copy."""
         return tuple((f"copied.{r}.{slot}", self.copied(r, slot) | self.device(r, slot)) for r in self.of.references)
 
+    def put_together(self, slot: str) -> tuple[Assignment, ...]:
+        """The copy of what was half moved is complete."""
+        copied = ((f"copied.{r}.{slot}", self.copied(r, slot) | self.half(r, slot)) for r in self.of.references)
+        return (*copied, *self.let(False, *(f"half.{r}.{slot}" for r in self.of.references)))
+
     def point(self, name: str, at: str) -> tuple[Assignment, ...]:
         """``name`` points at the version that ``at`` points at."""
         made: list[Assignment] = []
         for slot in self.of.slots:
             made += [(f"device.{name}.{slot}", self.device(at, slot)), (f"copied.{name}.{slot}", self.copied(at, slot))]
-            made += self.likened(name, slot, at)
+            made += [(f"half.{name}.{slot}", self.half(at, slot)), *self.likened(name, slot, at)]
         return (*made, *self.labels_like(name, at))
 
     def renew(self, name: str, slots: Iterable[str], on_device: bool) -> tuple[Assignment, ...]:
@@ -194,7 +221,7 @@ class Words:
         """A passing reference ends."""
         made: list[Assignment] = []
         for slot in self.of.slots:
-            made += [(f"device.{name}.{slot}", FALSE), (f"copied.{name}.{slot}", FALSE)]
+            made += self.let(False, *(f"{word}.{name}.{slot}" for word in ("device", "copied", "half")))
             made += self.likened(name, slot, None)
         return (*made, *self.labels_like(name, None))
 
@@ -226,6 +253,7 @@ _PHRASES = {
     "optimizer.copied": "optimizer state has a copy",
     "rest.valid": "device holds the rest",
     "rest.copied": "rest has a copy",
+    "optimizer.arriving": "optimizer state on its way to the device",
     "base.optimizer.copied": "optimizer state from before the phase has a copy",
     "working": "training phase open",
     "groups": "process groups up",
@@ -257,6 +285,10 @@ def read_as(name: str) -> str:
         return f"device holds {who}'s {rest[1]} part"
     if head == "copied":
         return f"{who}'s {rest[1]} part has a copy"
+    if head == "half":
+        return f"{who}'s {rest[1]} part is half moved"
+    if head == "arriving":
+        return f"the {rest[0]} part is on its way to the device"
     if head == "same":
         return f"{who} and {_ROLES.get(rest[1], rest[1])} have one {rest[2]} part"
     if name.startswith("lent.device."):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class HostBuffer:
     """One buffer: ``nbytes`` usable bytes at the start of ``memory``; ``fd`` is set where another process may map it.
 
+    ``locked``: its pages are registered with CUDA, so copies run at the link's speed and may be asynchronous.
+
     The ``mmap`` is never closed by hand (a tensor over it would then read unmapped memory); it goes with its last user.
     """
 
@@ -24,6 +26,7 @@ class HostBuffer:
     nbytes: int
     memory: mmap
     fd: int | None
+    locked: bool = False
 
 
 class HostStore(Protocol):
@@ -42,6 +45,10 @@ class HostStore(Protocol):
 
     def free(self, buffer: HostBuffer) -> None:
         """Give the buffer's bytes back, also while another process still has it mapped (it keeps its mapping)."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """What was fallen back to so far, why, and what to do about it."""
         ...
 
     def close(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lifecycle.hoststore.base import HostBuffer
 from lifecycle.hoststore.live import LiveBuffers
-from lifecycle.hoststore.shared import give_back, reserved
+from lifecycle.hoststore.shared import give_back
 from states.resources import Copy
 
 
@@ -36,7 +37,7 @@ class DiskStore:
     def allocate(self, nbytes: int) -> HostBuffer:
         fd = _nameless_file(self._path)
         try:
-            memory = reserved(fd, nbytes)
+            memory = _reserved(fd, nbytes)
         except BaseException:
             os.close(fd)
             raise
@@ -49,6 +50,19 @@ class DiskStore:
     def close(self) -> None:
         for buffer in self._live.all():
             self.free(buffer)
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: files are not page-locked in the first place."""
+        return ()
+
+
+def _reserved(fd: int, nbytes: int) -> mmap:
+    """A shared mapping of the empty file, grown to ``nbytes`` (at least 1) with every block allocated. OSError if not.
+
+    A file only made longer would end the process with SIGBUS at the first write that finds no room.
+    """
+    os.posix_fallocate(fd, 0, max(nbytes, 1))
+    return mmap(fd, max(nbytes, 1))
 
 
 def _nameless_file(parent: Path) -> int:

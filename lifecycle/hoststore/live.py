@@ -16,8 +16,8 @@ class LiveBuffers:
     def __init__(self) -> None:
         self._buffers: dict[int, HostBuffer] = {}
 
-    def add(self, nbytes: int, memory: mmap, fd: int | None = None) -> HostBuffer:
-        buffer = HostBuffer(next(_ids), nbytes, memory, fd)
+    def add(self, nbytes: int, memory: mmap, fd: int | None = None, locked: bool = False) -> HostBuffer:
+        buffer = HostBuffer(next(_ids), nbytes, memory, fd, locked)
         self._buffers[buffer.id] = buffer
         return buffer
 

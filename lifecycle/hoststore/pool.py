@@ -35,6 +35,10 @@ class BufferPool:
         """Bytes taken from the store now, in use or free."""
         return sum(buffer.nbytes for buffer in (*self._used.values(), *self._all_free()))
 
+    def owns(self, buffer: HostBuffer) -> bool:
+        """Whether the buffer was acquired here and not released."""
+        return buffer.id in self._used
+
     def acquire(self, nbytes: int) -> HostBuffer:
         """A writable buffer of exactly this size; its contents are undefined.
 

@@ -22,7 +22,7 @@ from lifecycle.errors import ManifestError
 from lifecycle.manifest import PartLayout, TensorSpec
 
 ALIGNMENT = 64  # bytes; what torch's own CPU allocator gives, so that kernels take the same paths
-_ELEMENT_ALIGNMENT = 16  # bytes of the largest element, complex128
+ELEMENT_ALIGNMENT = 16  # bytes of the largest element, complex128
 
 
 @frozen(eq=False)
@@ -80,10 +80,13 @@ def offsets(groups: Sequence[AliasGroup]) -> tuple[int, ...]:
     return tuple(accumulate((-(-group.nbytes // ALIGNMENT) * ALIGNMENT for group in groups), initial=0))
 
 
-def extended(layout: PartLayout, groups: Sequence[AliasGroup]) -> PartLayout:
-    """The layout with these groups appended."""
+def extended(layout: PartLayout, groups: Sequence[AliasGroup], places: Sequence[int] | None = None) -> PartLayout:
+    """The layout with these groups appended, at ``places`` behind its end; last of them, where they end.
+
+    Where no places are given, they are ``offsets``. Tensors are in the order of the groups, whatever the places.
+    """
     first_group = max((spec.alias_group for spec in layout), default=-1) + 1
-    places = offsets(groups)
+    places = offsets(groups) if places is None else places
     added = (
         _spec(name, tensor, layout.nbytes + place + group.offset(tensor), number)
         for number, (group, place) in enumerate(zip(groups, places, strict=False), first_group)
@@ -159,7 +162,7 @@ def _outsiders(groups: Sequence[AliasGroup]) -> list[str]:
 def _group(members: Mapping[str, Tensor]) -> AliasGroup:
     unnamed = tuple(_bases(members.values()))
     extents = [_covered(tensor) for tensor in (*members.values(), *unnamed) if tensor.numel()]
-    low = min((first for first, _ in extents), default=0) // _ELEMENT_ALIGNMENT * _ELEMENT_ALIGNMENT
+    low = min((first for first, _ in extents), default=0) // ELEMENT_ALIGNMENT * ELEMENT_ALIGNMENT
     return AliasGroup(members, unnamed, low, max((end for _, end in extents), default=low) - low)
 
 

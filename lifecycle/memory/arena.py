@@ -187,23 +187,25 @@ class ArenaBackend:
         adopted = self._to_copy(slot, into, nbytes)
         assert out.nbytes >= adopted.layout.nbytes, f"buffer of {out.nbytes} bytes for {adopted.layout.nbytes}"
         target, source = pages.address(out.memory), pages.address(into.memory)
+        torch.autograd.graph.increment_version(list(adopted.tensors.values()))
+        self._stopped[slot] = out, 0
         for offset, segment in self._placed(slot):
-            self._stopped[slot] = out, offset
             ctypes.memmove(target + offset, segment.address, segment.nbytes)
             self._stopped[slot] = out, offset + segment.nbytes
             ctypes.memmove(segment.address, source + offset, max(0, min(segment.nbytes, nbytes - offset)))
-        self._stopped.pop(slot, None)
-        torch.autograd.graph.increment_version(list(adopted.tensors.values()))
+        del self._stopped[slot]
         return adopted.layout.nbytes
 
-    def finish_exchange(self, slot: Slot) -> int:
-        out, done = self._stopped[slot]
+    def finish_exchange(self, slot: Slot, out: HostBuffer) -> int:
+        begun, done = self._stopped.get(slot, (out, 0))
+        assert begun is out, f"the exchange of slot {slot} goes to another buffer"
+        self._to_copy(slot, out)
         target, moved = pages.address(out.memory), 0
         for offset, segment in self._placed(slot):
             if offset >= done:
                 ctypes.memmove(target + offset, segment.address, segment.nbytes)
                 moved += segment.nbytes
-        del self._stopped[slot]
+        self._stopped.pop(slot, None)
         return moved
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:

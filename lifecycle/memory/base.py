@@ -130,10 +130,10 @@ class MemoryBackend(Protocol):
         """
         ...
 
-    def finish_exchange(self, slot: Slot) -> int:
+    def finish_exchange(self, slot: Slot, out: HostBuffer) -> int:
         """After an exchange that stopped: complete its ``out`` with what is still on the device. Returns the bytes.
 
-        The slot's content is undefined afterwards. May be called again if it raised.
+        Where none is under way everything still is, and is copied out. May be called again if it raised.
         """
         ...
 

@@ -15,7 +15,7 @@ from lifecycle.render.options import Detail
 
 # Faces of nearly one width: a picture laid out with one of them is still in place with another.
 FONT = "Helvetica,Arial,Liberation Sans,DejaVu Sans Condensed,sans-serif"
-MANY_INSIDE = 5  # more rows than these inside a node are set in two columns
+MANY_INSIDE = 5  # more rows than these inside a node are set in two columns, more than twice as many in three
 
 
 @frozen
@@ -124,7 +124,7 @@ def _contract(node: Node) -> str:
     parts = []
     for sign, facts, colour in (("✓", node.holds, palette.GREEN), ("✗", node.lacks, palette.VERMILLION)):
         if facts:
-            text = labels.wrapped([(fact, words(fact)) for fact in facts], 44, ", ", "&#160;" * 4)
+            text = labels.wrapped([(fact, words(fact)) for fact in facts], 56, ", ", "&#160;" * 4)
             parts.append(line(cell(font(f"<B>{sign}</B>", colour) + font(f" {text}", palette.INK))))
     return table(parts)
 
@@ -133,8 +133,9 @@ def _inside(node: Node, strips: bool) -> str:
     shown = [cell(labels.entry(one, strips)) for one in node.inside]
     if len(shown) <= MANY_INSIDE:
         return table(line(one) for one in shown)
-    half = (len(shown) + 1) // 2
-    columns = [table(line(one) for one in part) for part in (shown[:half], shown[half:])]
+    height = -(-len(shown) // (2 if len(shown) <= 2 * MANY_INSIDE else 3))
+    parts = [shown[at : at + height] for at in range(0, len(shown), height)]
+    columns = [table(line(one) for one in part) for part in parts]
     return table([line(*(cell(column, "LEFT", ' VALIGN="TOP"') for column in columns))], 0, 0, 6)
 
 

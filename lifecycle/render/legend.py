@@ -7,7 +7,7 @@ from lifecycle.render.labels import cell, font, line, table, words
 from lifecycle.render.model import Diagram, Kind, LegendLine
 from lifecycle.render.options import Detail
 
-WIDTH = 108  # characters of a line
+WIDTH = 122  # characters of a line
 
 
 def legend(diagram: Diagram) -> str:
@@ -36,8 +36,8 @@ def _effects(one: LegendLine) -> str:
 
 
 def _guards(one: LegendLine) -> str:
-    calls = labels.wrapped([(call, words(call)) for call in one.calls], 24, ", ")
-    return _line(one, calls, labels.wrapped([(name, words(name)) for name in one.guards], 56, " · "))
+    calls = labels.wrapped([(call, words(call)) for call in one.calls], 30, ", ")
+    return _line(one, calls, labels.wrapped([(name, words(name)) for name in one.guards], 68, " · "))
 
 
 def _line(one: LegendLine, *texts: str) -> str:
@@ -67,7 +67,7 @@ def _glossary(diagram: Diagram) -> str:
     lines = []
     for name, said in diagram.words:
         spoken = [(word, words(word)) for word in said.split()]
-        text = labels.wrapped([(name + ":", f"<B>{words(name)}</B>:"), *spoken], 80, " ", "&#160;" * 4)
+        text = labels.wrapped([(name + ":", f"<B>{words(name)}</B>:"), *spoken], 76, " ", "&#160;" * 4)
         lines.append(text)
     return font("<BR/>".join(lines) or "&#160;", palette.INK)
 

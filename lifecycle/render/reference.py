@@ -150,6 +150,7 @@ def _guard(spec: MachineSpec, guard: Guard) -> str:
     lines = [
         *_facts("asks for", guard.requires),
         *_facts("refuses where", guard.forbids),
+        *([f"- where it would refuse, `{guard.first}` is fired first"] if guard.first else []),
         *([f"- rows {_row_links(used)}"] if used else []),
     ]
     said = f"Refused with “{escaped(guard.reason)}. {escaped(guard.advice)}”"

@@ -16,9 +16,9 @@ from states.resources import Copy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lifecycle.actions import Action
     from lifecycle.hoststore.base import HostBuffer
     from lifecycle.manifest import PartLayout
-    from lifecycle.work import Action
     from states.resources import Slot
 
 #: Transports by name, and whether they read host copies alone.

@@ -58,7 +58,8 @@ class Acting(Checking):
     def wake_up(self, tag: str, fault: Fault | None = None, room: int | None = None) -> None:
         asleep, self.arena.room = self.expected.shown is None, room
         fits = room is None or not asleep
-        if self.event("wake_up", lambda: self.actor.wake_up(tag), tag, fault=fault, allowed=fits) and asleep:
+        stream = self.age % 3 == 0
+        if self.event("wake_up", lambda: self.actor.wake_up(tag, stream), tag, fault=fault, allowed=fits) and asleep:
             self.expected.show(tag)
         self.arena.room = None
 

@@ -6,7 +6,8 @@ Subclass one in a test module and say how to make the thing::
         def make(self) -> MemoryBackend:
             return MyBackend()
 
-Call ``pytest.register_assert_rewrite("lifecycle.testing.contracts")`` in ``conftest.py`` to see values in failures.
+Call ``pytest.register_assert_rewrite("lifecycle.testing.contracts", "lifecycle.testing.moving_contract")`` in
+``conftest.py`` to see values in failures.
 """
 
 from __future__ import annotations
@@ -17,50 +18,17 @@ from mmap import MAP_SHARED, PROT_READ, mmap
 
 import pytest
 import torch
-from torch import Tensor
 
 from lifecycle.errors import ManifestError
 from lifecycle.fingerprint import fingerprint
-from lifecycle.hoststore.base import HostBuffer, HostStore, tensor_over
-from lifecycle.manifest import TensorSpec
-from lifecycle.memory.base import MemoryBackend
+from lifecycle.hoststore.base import HostStore, tensor_over
 from lifecycle.testing.fakes import FakeStore
+from lifecycle.testing.moving_contract import MovingContract, read
 from states.resources import Copy, Region, Slot
 
 
-def read(spec: TensorSpec, buffer: HostBuffer) -> Tensor:
-    """The tensor that a part's copy holds at this place of its layout."""
-    dtype = getattr(torch, spec.dtype)
-    if spec.nbytes == 0:
-        return torch.empty(spec.shape, dtype=dtype)
-    storage = tensor_over(buffer).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, spec.offset // dtype.itemsize, spec.shape, spec.stride)
-
-
-class MemoryBackendContract(ABC):
+class MemoryBackendContract(MovingContract):
     """Subclasses implement ``make`` and may set ``device``."""
-
-    device = "cpu"
-
-    @abstractmethod
-    def make(self) -> MemoryBackend:
-        """A new backend that owns nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """A tied pair, views, a transposed parameter, one from inside a storage, a scalar, an empty one, odd dtypes."""
-        base = torch.arange(24, dtype=torch.float32, device=self.device)
-        shared = torch.nn.Parameter(base.view(4, 6))
-        return {
-            "embed": shared,
-            "head": shared,
-            "row": shared.detach()[2],
-            "transposed": torch.nn.Parameter(torch.arange(15.0, device=self.device).view(3, 5).t()),
-            "inside": torch.nn.Parameter(torch.arange(100.0, device=self.device)[50:60]),
-            "scalar": torch.tensor(7, device=self.device),
-            "empty": torch.empty(0, 3, device=self.device),
-            "mask": torch.tensor([True, False, True], device=self.device),
-            "half": torch.arange(5, dtype=torch.bfloat16, device=self.device),
-        }
 
     def test_adopt_keeps_objects_values_and_sharing(self) -> None:
         """Adopted tensors are the same objects with the same values, strides and flags; ties and views still share."""

@@ -45,6 +45,7 @@ class FakeMemory:
         self.free_bytes = free_bytes
         self.calls: list[tuple[str, str]] = []
         self._slots: dict[Slot, _Held] = {}
+        self._stopped: set[Slot] = set()  # exchanges that had copied everything out
         self._paused: set[Region] = set()
 
     def adopt(self, slot: Slot, region: Region, tensors: Mapping[str, Tensor]) -> PartLayout:
@@ -129,11 +130,16 @@ class FakeMemory:
 
     def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
         moved = self.copy_out(slot, out)
+        self._stopped.add(slot)
         self.copy_in(slot, into, nbytes)
+        self._stopped.remove(slot)
         return moved
 
-    def finish_exchange(self, slot: Slot) -> int:
-        return 0  # what stopped had copied out all or had not begun to overwrite
+    def finish_exchange(self, slot: Slot, out: HostBuffer) -> int:
+        if slot not in self._stopped:
+            return self.copy_out(slot, out)
+        self._stopped.remove(slot)
+        return 0
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._held(slot).tensors
@@ -196,6 +202,9 @@ class FakeStore:
     def free(self, buffer: HostBuffer) -> None:
         self.calls.append(("free", buffer.nbytes))
         self._live.remove(buffer)
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     def close(self) -> None:
         for buffer in self._live.all():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field
 
+from lifecycle.actions import Action, Call
 from lifecycle.versions import Facts
-from lifecycle.work import Action, Call
 
 if TYPE_CHECKING:
     from lifecycle.controller import ActorLifecycle

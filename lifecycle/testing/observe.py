@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from states.resources import SLOT_REGION, AnyFact, Fact, Region, Slot
+from states.resources import SLOT_REGION, VERSION_SLOTS, AnyFact, Fact, Region, Slot
 from states.spec import State
 
 if TYPE_CHECKING:
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 
 def observed(actor: ActorLifecycle) -> dict[AnyFact, bool]:
-    """Every fact of a contract that can be seen from outside. Fingerprints are taken anew.
+    """Every fact of a contract that can be seen from outside. Fingerprints are taken anew, but of what is on its way.
 
     What a machine's own facts are about, only its owner can look at: of them the controller's word is taken.
     """
     world, facts = actor._world, actor.facts
-    mapped = world.backend.resident()
-    on_device = {slot: world.backend.fingerprints(slot) for slot in facts.device if SLOT_REGION[slot] in mapped}
+    mapped, coming = world.backend.resident(), world.coming()
+    there = [slot for slot in facts.device if SLOT_REGION[slot] in mapped and slot not in coming]
+    on_device = {slot: world.backend.fingerprints(slot) for slot in there}
 
     def valid(slot: Slot, part: int) -> bool:
         found = facts.parts[part]
+        if slot in coming:  # nobody can look at it yet
+            return SLOT_REGION[slot] in mapped and facts.arriving.get(slot) == part and part in world.buffers
         return facts.device.get(slot) == part and (found.fingerprint is None or on_device[slot] == dict(found.tensors))
 
     shown = actor._table.shown[actor._machine.state]
@@ -42,6 +45,9 @@ def observed(actor: ActorLifecycle) -> dict[AnyFact, bool]:
         Fact.BACKUPS_COPIED: set(facts.backups.values()) <= facts.copies.keys(),
         Fact.WORKING: facts.phase is not None,
         Fact.LOADING: facts.load is not None,
+        Fact.ARRIVING: not coming.isdisjoint(VERSION_SLOTS),
+        Fact.OPTIMIZER_ARRIVING: Slot.OPTIMIZER in coming,
+        Fact.HALF_MOVED: bool(facts.halves),
         Fact.GROUPS: groups and not facts.sync_groups,
         Fact.SYNC_GROUPS: facts.sync_groups,
         Fact.SOURCE_LEASED: any(lease.reader == "sync" for lease in facts.leases),

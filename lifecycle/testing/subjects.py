@@ -37,6 +37,21 @@ class Assorted(Module):
         return logits
 
 
+class Stacked(Assorted):
+    """The same in blocks, which a streamed wake brings one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([self.norm, self.frozen])
+        del self.norm, self.frozen
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.get_buffer("calls").add_(1)
+        hidden = self.layers[0](self.embed(tokens)) * self.left + self.right
+        logits: Tensor = self.head(torch.tanh(self.layers[1](hidden)) * self.scale)
+        return logits
+
+
 def _present(values: Mapping[str, Tensor | None]) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in values.items() if tensor is not None}
 
@@ -134,11 +149,11 @@ class Subject:
         self.optimizer.step()
 
 
-def make_subject(optimizer: str = "adamw") -> Subject:
+def make_subject(optimizer: str = "adamw", kind: type[Assorted] = Assorted) -> Subject:
     """The same contents every time. ``optimizer``: "adamw" or "sgd" (with momentum)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Assorted()
+        model = kind()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if optimizer == "adamw":
         return Subject(model, torch.optim.AdamW(trained, lr=0.05), ("scale",))

@@ -11,12 +11,12 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from lifecycle.actions import Action, Call
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.memory.arena import ArenaBackend
 from lifecycle.sync.base import SentTensor, Transport, UpdateManifest
 from lifecycle.testing.engines import FakeEngine
 from lifecycle.versions import Facts
-from lifecycle.work import Action, Call
 
 if TYPE_CHECKING:
     from lifecycle.controller import ActorLifecycle
@@ -75,6 +75,9 @@ class FlakyStore:
 
     def free(self, buffer: HostBuffer) -> None:
         self._store.free(buffer)
+
+    def notes(self) -> tuple[str, ...]:
+        return self._store.notes()
 
     def close(self) -> None:
         self._store.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from concrete import Pair, Things
+from things import Pair, Things
 
 from lifecycle.checker.ground import Program
 from lifecycle.checker.words import ACTOR, BASE, INPUTS, LENT, LOCAL, REMEMBERED, WAS
@@ -71,6 +71,7 @@ class Abstraction:
         return {
             **found,
             "base.optimizer.copied": facts.phase is not None and facts.phase.optimizer_base in facts.copies,
+            "optimizer.arriving": Slot.OPTIMIZER in facts.arriving,
             "working": facts.phase is not None,
             "groups": facts.groups_up,
             "sync_groups": facts.sync_groups,
@@ -85,8 +86,9 @@ class Abstraction:
         facts = pair.facts
         parts = {name: None if held is None else held[slot] for name, held in references.items()}
         on_device = facts.device.get(slot)
-        found: dict[str, object] = {}
+        found: dict[str, object] = {f"arriving.{slot}": slot in facts.arriving}
         for name, part in parts.items():
+            found[f"half.{name}.{slot}"] = part is not None and part == facts.halves.get(slot)
             if facts.phase is not None:  # what the device holds is the phase's, whatever it is found to be in the end
                 found[f"device.{name}.{slot}"] = name == ACTOR and on_device is not None
             else:
@@ -135,6 +137,9 @@ def lies(facts: Facts, things: Things, untracked: bool) -> list[str]:
         known = facts.parts[part].fingerprint
         if known not in (None, things.buffers.get(part)):
             found.append(f"the copy of part {part} is not there, or is another's")
+    for slot, part in facts.halves.items():
+        if facts.parts[part].fingerprint not in (None, things.halves.get(slot)):
+            found.append(f"what went out of {slot} is not whole any more")
     for name, version in facts.engines.items():
         if version is not None and things.engines[name].version not in (None, version):
             found.append(f"engine {name} holds another version")

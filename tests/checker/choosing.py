@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain, combinations, product
 
 from attrs import evolve, frozen
-from concrete import MAPPED, EngineThing, Pair, fresh
+from things import MAPPED, EngineThing, Pair, fresh
 
 from lifecycle.versions import Facts
 from states.resources import SLOT_REGION, VERSION_SLOTS, Slot
@@ -81,6 +81,9 @@ def _found(pair: Pair) -> Iterator[tuple[tuple[Slot, str], ...]]:
             owners = {facts.backups[slot]: _BACKUP}
         else:
             owners = {facts.versions[version].parts[slot]: tag for tag, version in facts.tags.items()}
+        if slot in facts.halves:  # the bytes that went out, those that came in, or some of each: no third ones
+            assert facts.halves[slot] in owners
+            assert len(owners) == 2
         claimed = facts.device.get(slot) in owners or (facts.phase is not None and slot in VERSION_SLOTS)
         if SLOT_REGION[slot] in pair.things.mapped and not claimed:
             known = [owner for part, owner in owners.items() if _token(facts, part) is not None]

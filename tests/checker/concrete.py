@@ -1,78 +1,25 @@
-"""A world of tokens instead of tensors: what ``lifecycle.world`` does, on values that can be kept and compared.
+"""A world of tokens instead of tensors: what ``lifecycle.world`` does, on ``things``.
 
-``Things`` is what exists at rest; ``FakeWorld`` performs actions on a copy of it, as the real one would, and can be
-made to fail. Whatever it sees that must not be (bytes that are not what the facts say, memory paused twice) it notes
-in ``complaints``, since an exception would only be unwound.
+``FakeWorld`` performs actions on a copy of them, as the real one would, and can be made to fail. Whatever it sees that
+must not be (bytes that are not what the facts say, memory paused twice) it notes in ``complaints``, since an exception
+would only be unwound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import count
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from attrs import define, evolve, field, frozen
+from things import BYTES, EngineThing, Things, fresh
 
+from lifecycle.actions import Action, Call
 from lifecycle.errors import NoReadableCopy
 from lifecycle.executor import Executor
 from lifecycle.outcome import Measured, Settings, take_measure
 from lifecycle.sync.session import SyncSession
-from lifecycle.versions import ACTOR, Facts, Lease, Part, first_facts, lost_tags, well_copied
-from lifecycle.work import Action, Call
+from lifecycle.versions import ACTOR, Facts, Lease, lost_tags, well_copied
 from states.resources import SLOT_REGION, VERSION_SLOTS, Copy, Region, Slot
-
-MAPPED = (Region.WEIGHTS, Region.OPTIMIZER, Region.REST)
-BYTES = 8
-_tokens = count(1)
-
-
-def fresh() -> str:
-    """Bytes that nothing else has, by their fingerprint."""
-    return f"{next(_tokens):016x}"
-
-
-@frozen
-class EngineThing:
-    version: int | None = None
-    weights: Mapping[Slot, str] = field(factory=dict)
-    generating: bool = False
-
-
-@frozen
-class Things:
-    """What exists. ``ledger``: the parts of versions that engines hold or that were published, by number."""
-
-    contents: Mapping[Slot, str]
-    engines: Mapping[str, EngineThing]
-    buffers: Mapping[int, str] = field(factory=dict)
-    mapped: frozenset[Region] = frozenset(MAPPED)
-    groups: bool = True
-    hooks: bool = True
-    grads: bool = False
-    workspaces: bool = False
-    graphs: bool = False
-    keeps_addresses: bool = True
-    ledger: Mapping[int, Mapping[Slot, int]] = field(factory=dict)
-    sync_tag: str | None = None
-
-
-@frozen
-class Pair:
-    """The concrete side of a state: what is known, and what is."""
-
-    facts: Facts
-    things: Things
-
-
-def first_pair(tags: Iterable[str], slots: Iterable[str], engines: Iterable[str], keeps_addresses: bool) -> Pair:
-    """Freshly attached: the optimizer has state that nobody has measured yet."""
-    contents = {Slot(slot): fresh() for slot in (*slots, "optimizer", "rest")}
-    parts = [
-        Part(n, slot, BYTES) if slot is Slot.OPTIMIZER else Part(n, slot, BYTES, token, {"t": token})
-        for n, (slot, token) in enumerate(contents.items(), start=1)
-    ]
-    facts = first_facts(parts, tags, MAPPED, True, Copy.HOST)
-    return Pair(facts, Things(contents, {name: EngineThing() for name in engines}, keeps_addresses=keeps_addresses))
 
 
 @frozen
@@ -84,6 +31,10 @@ class Segment:
 
 class Injected(Exception):
     """A failure that a test asked for."""
+
+
+def _without(halves: Mapping[Slot, str], slots: Collection[Slot]) -> dict[Slot, str]:
+    return {slot: token for slot, token in halves.items() if slot not in slots}
 
 
 @define
@@ -193,6 +144,15 @@ class FakeWorld:
     def keeps_addresses(self) -> bool:
         return self.things.keeps_addresses
 
+    def stream_ordered(self) -> bool:
+        return self.things.stream_ordered
+
+    def overlaps(self) -> bool:
+        return self.things.overlaps
+
+    def dropped(self) -> bool:
+        return False
+
     def available_bytes(self) -> int | None:
         return 0 if self.short else None
 
@@ -201,6 +161,8 @@ class FakeWorld:
 
     def installed(self) -> bool:
         return self.things.hooks
+
+    def left_undone(self, effect: str, call: Call) -> None: ...
 
     def settings(self) -> Settings:
         return Settings(dict.fromkeys(self.things.contents, BYTES))
@@ -252,7 +214,8 @@ class FakeWorld:
         self.things = evolve(self.things, **things)
 
     def _put(self, slot: Slot, token: str) -> None:
-        self._let(contents={**self.things.contents, slot: token})
+        """All of it, and so over what was going out of it."""
+        self._let(contents={**self.things.contents, slot: token}, halves=_without(self.things.halves, [slot]))
 
     def _keep(self, slot: Slot, part: int) -> None:
         self._let(buffers={**self.things.buffers, part: self.things.contents[slot]})
@@ -323,6 +286,7 @@ class FakeWorld:
         self._expect(action.region in self.things.mapped, f"{action.region} is paused twice")
         lost = {slot: fresh() for slot in self.things.contents if SLOT_REGION[slot] is action.region}
         self._let(mapped=self.things.mapped - {action.region}, contents={**self.things.contents, **lost})
+        self._let(halves=_without(self.things.halves, lost))
 
     def _resume(self, action: Action, facts: Facts, call: Call) -> None:
         assert action.region is not None
@@ -337,6 +301,35 @@ class FakeWorld:
         self._expect(copy is not None and known == copy, f"the copy of {action.slot} is not its part")
         self._put(action.slot, copy or fresh())
 
+    def _arrive(self, action: Action, facts: Facts, call: Call) -> None:
+        assert action.slot is not None
+        assert action.part is not None
+        known = facts.parts[action.part].fingerprint
+        self._expect(self.things.contents[action.slot] == known, f"what came in {action.slot} is not its part")
+
+    def _make_room(self, action: Action, facts: Facts, call: Call) -> None:
+        """From here on, and until something else is put there, slot and buffer together have all of it."""
+        assert action.slot is not None
+        self._let(halves={**self.things.halves, action.slot: self.things.contents[action.slot]})
+
+    def _exchange(self, action: Action, facts: Facts, call: Call) -> None:
+        """Done or not begun; the facts say "half moved" of both, and ``choosing`` adds what is in between."""
+        assert action.slot is not None
+        assert action.part is not None
+        assert action.into is not None
+        going = self.things.halves
+        self._expect(action.slot in going, f"no room was made for {action.slot}")
+        self._copy_out(action, facts, call)
+        self._copy_in(evolve(action, part=action.into), facts, call)
+        self._let(halves=going)  # the buffer alone has all of it
+
+    def _put_together(self, action: Action, facts: Facts, call: Call) -> None:
+        assert action.slot is not None
+        assert action.part is not None
+        known, whole = facts.parts[action.part].fingerprint, self.things.halves.get(action.slot)
+        self._expect(whole is not None and known == whole, f"what went out of {action.slot} is not whole any more")
+        self._let(buffers={**self.things.buffers, action.part: whole or fresh()})
+
     def _read_back(self, action: Action, facts: Facts, call: Call) -> Measured:
         slots = [slot for slot in self.things.contents if SLOT_REGION[slot] in self.things.mapped]
         if self.optimizer_appeared() and facts.backups.get(Slot.OPTIMIZER) in facts.copies:
@@ -349,7 +342,11 @@ class FakeWorld:
             if facts.device.get(slot) == part or (region not in self.things.mapped and region not in self.brought):
                 continue
             self._let(mapped=self.things.mapped | {region})
-            if part in self.things.buffers:
+            if facts.halves.get(slot) == part and slot in self.things.halves:
+                going = self.things.halves
+                self._put(slot, going[slot])
+                self._let(halves=going)
+            elif part in self.things.buffers:
                 self._put(slot, self.things.buffers[part])
         if "groups" in self.brought:
             self._let(groups=True)
@@ -371,6 +368,7 @@ class FakeWorld:
     def forget(self, facts: Facts) -> None:
         """Give back what the facts no longer know."""
         self._let(buffers={part: token for part, token in self.things.buffers.items() if part in facts.copies})
+        self._let(halves={slot: token for slot, token in self.things.halves.items() if slot in facts.halves})
 
 
 def executor(world: FakeWorld, facts: Facts, effects: Mapping[str, Any], kind: type[Executor] = Executor) -> Executor:

@@ -19,9 +19,11 @@ from typing import Any
 from abstraction import Abstraction, lies
 from attrs import define, evolve, field, frozen
 from choosing import Choice, acted, choices, chosen, lacking, parts_of, resolved, written
-from concrete import FakeWorld, Injected, Lost, Pair, executor, first_pair, fresh
+from concrete import FakeWorld, Injected, Lost, executor
+from things import Pair, first_pair, fresh
 
 from lifecycle import versions as v
+from lifecycle.actions import Call
 from lifecycle.checker.formula import FALSE, Expr
 from lifecycle.checker.ground import Program, _promised_rotation, _row_guard, _variants
 from lifecycle.checker.runner import Node, RunMove, Runner
@@ -29,7 +31,6 @@ from lifecycle.checker.steps import Asked
 from lifecycle.executor import EffectStopped, Executor
 from lifecycle.plan import preview
 from lifecycle.versions import ACTOR
-from lifecycle.work import Call
 from states.resources import Region, Slot
 from states.spec import Effect, FlatRow
 
@@ -37,13 +38,25 @@ from states.spec import Effect, FlatRow
 _ACTING = frozenset(
     (
         *("copy_out", "back_up", "adopt_optimizer", "drop_workspaces", "discard_grads", "zero_grads"),
-        *("suspend_groups", "reload_groups", "raise_sync_groups", "lower_sync_groups", "pause", "resume", "copy_in"),
+        *(
+            "suspend_groups",
+            "reload_groups",
+            "raise_sync_groups",
+            "lower_sync_groups",
+            "pause",
+            "resume",
+            "copy_in",
+            "exchange",
+            "put_together",
+        ),
         *("remove_hooks", "free_copies", "engine_pause", "engine_send", "engine_end", "engine_abort"),
         *("engine_continue", "engine_continue_untouched"),
     )
 )
 #: Actions of which something can not be relied on any more as soon as they begin.
-_DURING = frozenset(("copy_in", "adopt_optimizer", "pause", "bring_back", "engine_send", "engine_abort"))
+_DURING = frozenset(
+    ("copy_in", "arrive", "exchange", "adopt_optimizer", "pause", "bring_back", "engine_send", "engine_abort")
+)
 _TARGETED = ("load", "tag", "wake_up", "switch", "start_sync")
 
 Plan = tuple[tuple[int, str], ...]  # number of an action in the event, and how it fails
@@ -150,7 +163,7 @@ class Lockstep:
             of=asked.of,
             engines=one.engines,
             host_copy=asked.host_only,
-            rotate=((asked.rotate, ACTOR),) if asked.rotate else (),
+            rotate=((asked.rotate, asked.of or ACTOR),) if asked.rotate else (),
             keep=frozenset(map(Region, one.keep)),
             restore_aborted=one.restore_aborted,
         )
@@ -290,7 +303,7 @@ class Lockstep:
         """Breadth first from the state that an actor is attached in."""
         one = self.program.model.instance
         first = self.runner.first()
-        self.pairs[first] = first_pair(one.tags, one.slots, one.engines, one.keeps_addresses)
+        self.pairs[first] = first_pair(one)
         assert self.alpha(self.pairs[first]) == first[1] & self.alpha.mask
         layer = [first]
         while layer and (limit is None or len(self.pairs) < limit):

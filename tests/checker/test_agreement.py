@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 from attrs import evolve
 from choosing import Choice
-from concrete import Pair
 from lockstep import Asking, Lockstep
+from things import Pair
 
 from lifecycle.checker.explore import explore
 from lifecycle.checker.formula import bits_of, compiled
@@ -19,7 +19,14 @@ from lifecycle.versions import ACTOR, Lease, Scope, sources
 from states.resources import Copy, Fact
 
 SMALLEST = Instance(tags=(), slots=("trained",), labels=())
-KEEPING = evolve(SMALLEST, keep=frozenset(("optimizer", "grads")), keeps_addresses=False, restore_aborted=False)
+KEEPING = evolve(
+    SMALLEST,
+    keep=frozenset(("optimizer", "grads", "workspaces")),
+    keeps_addresses=False,
+    stream_ordered=False,
+    overlaps=False,
+    restore_aborted=False,
+)
 LABELLED = Instance(tags=("ref",), slots=("trained",), labels=(ACTOR, "ref"))
 TWO_TAGS = evolve(LABELLED, labels=())
 TWO_SLOTS = evolve(TWO_TAGS, slots=("frozen", "trained"))
@@ -137,7 +144,7 @@ class Guards:
         one = asking.asked.rotate
         if one is None:
             return False
-        versions = [facts.versions[facts.tags[tag]] for tag in (one, ACTOR)]
+        versions = [facts.versions[facts.tags[tag]] for tag in (one, asking.asked.of or ACTOR)]
         return versions[0].id != versions[1].id and versions[0].parts == versions[1].parts
 
 

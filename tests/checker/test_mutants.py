@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lifecycle.checker.mutate import EQUIVALENT, judge, mutants, summary
+from lifecycle.checker.mutate import EQUIVALENT, judge, judge_all, mutants, summary
 from states.actor import ACTOR
 
 MUTANTS = tuple(mutants(ACTOR))
@@ -28,7 +28,7 @@ def test_every_lost_row_is_refused():
 @pytest.mark.timeout(1800)
 def test_survivors_have_a_reason():
     """At most one in twenty survives, each for a reason that is written down, and no reason is left over."""
-    verdicts = [judge(ACTOR, mutant) for mutant in MUTANTS]
+    verdicts = list(judge_all(ACTOR))
     survivors = [verdict for verdict in verdicts if verdict.outcome == "survives"]
     assert [verdict for verdict in survivors if verdict.reason is None] == []
     assert len(survivors) <= len(verdicts) / 20

@@ -1,0 +1,230 @@
+"""``lifecycle bench``: one function per measurement. What a command needs is imported inside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lifecycle.bench.checking import Measured
+    from lifecycle.bench.result import Result
+    from lifecycle.bench.subject import Options
+
+bench = typer.Typer(no_args_is_help=True, help="Measure, each against its peers and what bounds it, in the same run.")
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+_Gib = Annotated[float, typer.Option(min=0.001, help="Size of the weights, in GiB.")]
+_Rounds = Annotated[int, typer.Option(min=1, help="Rounds of each but the slow ones.")]
+_Memory = Annotated[str, typer.Option(help="The actor's memory backend.")]
+_Host = Annotated[str, typer.Option(help="The actor's host store.")]
+_Verify = Annotated[str, typer.Option(help="always, sample or never.")]
+_Picture = Annotated[Path | None, typer.Option(help="Draw it as well: a file .svg or .png.")]
+_Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where something promised was not reached.")]
+
+
+@bench.command()
+def memory(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 5,
+    memory: _Memory = "auto",
+    host: _Host = "auto",
+    verify: _Verify = "always",
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """Sleep and wake, with and without a current host copy, beside the memory saver, .to() and plain copies."""
+    from lifecycle.bench.memory import measure
+
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+
+
+@bench.command()
+def switch(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 5,
+    memory: _Memory = "auto",
+    host: _Host = "auto",
+    verify: _Verify = "always",
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """From changed weights to other ones, beside the two copies one after the other, and both at once."""
+    from lifecycle.bench.switch import measure
+
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+
+
+@bench.command()
+def wake(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 5,
+    memory: _Memory = "auto",
+    host: _Host = "auto",
+    verify: _Verify = "always",
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """A wake with a forward behind it block by block, beside the wake and then the forward."""
+    from lifecycle.bench.wake import measure
+
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+
+
+@bench.command()
+def step(
+    gib: _Gib = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each case.")] = 2,
+    memory: _Memory = "auto",
+    host: _Host = "auto",
+    verify: _Verify = "always",
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """Bytes that a whole RL step moves, beside the least that must move, and what other policies move."""
+    from lifecycle.bench.step import measure
+
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify), rounds), as_json, picture, strict)
+
+
+@bench.command()
+def fingerprint(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 20,
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """Fingerprints of all weights, beside torch's sums and a copy of the same bytes."""
+    from lifecycle.bench.fingerprint import measure
+    from lifecycle.bench.shaped import fingerprint_result
+
+    _finish(lambda: fingerprint_result(measure(int(gib * 2**30), rounds)), as_json, picture, strict)
+
+
+@bench.command()
+def pinning(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 3,
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """Fresh page-locked host memory, beside cudaMallocHost. Needs CUDA."""
+    from lifecycle.bench.pinning import measure
+    from lifecycle.bench.shaped import pinning_result
+
+    _finish(lambda: pinning_result(measure(int(gib * 2**30), rounds)), as_json, picture, strict)
+
+
+@bench.command()
+def workspaces(
+    rounds: _Rounds = 5,
+    linears: Annotated[int, typer.Option(min=1, help="Layers, 112 MiB of weights each.")] = 8,
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """Quantised weights dropped before a pause, beside a pause that copies them. Needs TransformerEngine and CUDA."""
+    from lifecycle.bench.workspaces import measure
+
+    _finish(lambda: measure(rounds, linears), as_json, picture, strict)
+
+
+@bench.command()
+def overhead(
+    rounds: Annotated[int, typer.Option(min=10, help="Round trips of each.")] = 3000,
+    picture: _Picture = None,
+    as_json: _Json = False,
+) -> None:
+    """A switch there and back between two tags of one version, beside two triggers of a bare state machine."""
+    from lifecycle.bench.overhead import measure
+
+    _check_picture(picture)
+    result = measure(rounds)
+    if picture is not None:
+        from lifecycle.bench.picture import draw
+        from lifecycle.bench.shaped import overhead_result
+
+        draw(overhead_result(result), picture)
+    if as_json:
+        print(json.dumps(result.to_plain(), indent=2))
+        return
+    for name, spread in (("lifecycle", result.ours_us), ("bare transitions", result.bare_us)):
+        print(f"{name:18} median {spread.median:7.1f} µs   p10 {spread.p10:7.1f}   p90 {spread.p90:7.1f}")
+    print(f"ratio {result.ratio:.2f} over {result.rounds} interleaved rounds, {result.bytes_moved} bytes moved")
+
+
+@bench.command()
+def check(as_json: _Json = False) -> None:
+    """How large the declared machines are when explored, and how long it takes: minutes."""
+    from lifecycle.bench.checking import measure
+
+    result = measure(None if as_json else _tell)
+    if as_json:
+        print(json.dumps(result, indent=2))
+
+
+@bench.command()
+def draw(
+    document: Annotated[Path, typer.Argument(help="What --json printed, in a file.", exists=True, dir_okay=False)],
+    picture: Annotated[Path, typer.Argument(help="A file .svg or .png.")],
+) -> None:
+    """Draw a result that was measured elsewhere."""
+    from lifecycle.bench.picture import draw as drawn
+    from lifecycle.bench.result import from_plain
+
+    _check_picture(picture)
+    try:
+        result = from_plain(json.loads(document.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise typer.BadParameter(f"{document}: {error}") from error
+    drawn(result, picture)
+
+
+def _options(gib: float, rounds: int, memory: str, host: str, verify: str) -> Options:
+    from lifecycle.bench.subject import Options
+
+    return Options(gib, rounds, memory, host, verify)
+
+
+def _check_picture(picture: Path | None) -> None:
+    """Before minutes of measuring, not after."""
+    if picture is not None:
+        from lifecycle.bench.picture import require
+
+        try:
+            require(picture)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+def _finish(measure: Callable[[], Result], as_json: bool, picture: Path | None, strict: bool) -> None:
+    """Measure and tell. Exits with 0, or with ``strict`` with 1 where a line was not reached."""
+    _check_picture(picture)
+    result = measure()
+    if as_json:
+        print(json.dumps(result.to_plain(), indent=2))
+    else:
+        from lifecycle.bench.show import show
+
+        show(result)
+    if picture is not None:
+        from lifecycle.bench.picture import draw
+
+        draw(result, picture)
+    raise typer.Exit(1 if strict and not all(line.ok for line in result.accepted) else 0)
+
+
+def _tell(one: Measured) -> None:
+    size = one.size
+    told = f"{size.machine}: {len(size.other_tags) + 1} tags, {size.engines} engines, {size.slots} kinds of weights"
+    told += (f", {size.ranks} ranks" if size.ranks > 1 else "") + (", reduced" if size.reduced else "")
+    print(f"{told}: {one.states:,} states, {one.moves:,} moves, {one.findings} findings in {one.seconds:.1f} s")

@@ -1,0 +1,138 @@
+"""Wall-clock times of things done to a device that is idle before and after, several of them in turns."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import asdict, define, field, frozen
+
+
+@frozen
+class Took:
+    """Seconds of one call: until it ``returned``, and until the device had ``done`` what it was told to do."""
+
+    returned: float
+    done: float
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@frozen
+class Times:
+    """The rounds of one thing, in the order they were run."""
+
+    rounds: tuple[Took, ...]
+
+    @property
+    def done(self) -> float:
+        """Median seconds until the device was done."""
+        return statistics.median(took.done for took in self.rounds)
+
+    @property
+    def returned(self) -> float:
+        """Median seconds until the call returned."""
+        return statistics.median(took.returned for took in self.rounds)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"median": self.done, "median_returned": self.returned, "rounds": [t.to_plain() for t in self.rounds]}
+
+
+@frozen(eq=False)
+class Turn:
+    """Something to time: its ``steps`` by name, one after the other, each by itself.
+
+    ``before`` runs ahead of the first step and ``each`` after every one of them, told its name, outside the timed
+    region. ``once``: so slow that one round suffices.
+    """
+
+    steps: Mapping[str, Callable[[], object]]
+    before: Callable[[], object] = lambda: None
+    each: Callable[[str], object] = lambda name: None
+    once: bool = False
+
+
+def idle() -> None:
+    """Wait until every device has done what it was told to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(call: Callable[[], object]) -> Took:
+    idle()
+    began = time.perf_counter()
+    call()
+    returned = time.perf_counter()
+    idle()
+    return Took(returned - began, time.perf_counter() - began)
+
+
+def in_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, Times]]:
+    """Time every step of each of them ``rounds`` times, by their names; every round begins with another one."""
+    took: dict[str, dict[str, list[Took]]] = {name: {step: [] for step in turn.steps} for name, turn in turns.items()}
+    names = list(turns)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if number == 0 or not turns[name].once:
+                _take(turns[name], took[name])
+    return {name: {step: Times(tuple(found)) for step, found in steps.items()} for name, steps in took.items()}
+
+
+def _take(turn: Turn, took: Mapping[str, list[Took]]) -> None:
+    turn.before()
+    for step, run in turn.steps.items():
+        took[step].append(timed(run))
+        turn.each(step)
+
+
+@define
+class Peak:
+    """The most device memory that was taken beside what was taken before, in bytes.
+
+    ``allocated``: by torch's allocator. ``driver``: as the driver saw it, sampled each millisecond, so a shorter peak
+    may be missed. Both 0 without CUDA.
+    """
+
+    allocated: int = 0
+    driver: int = 0
+    _least_free: int = field(default=0, init=False)
+
+    def to_plain(self) -> dict[str, int]:
+        return {"allocated": self.allocated, "driver": self.driver}
+
+
+@contextmanager
+def peak_memory() -> Iterator[Peak]:
+    """What is done inside is slower for being watched: time it in other rounds."""
+    peak = Peak()
+    if not torch.cuda.is_available():
+        yield peak
+        return
+    idle()
+    torch.cuda.reset_peak_memory_stats()
+    held, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
+    peak._least_free = free
+    ended = threading.Event()
+    device = torch.cuda.current_device()
+    watcher = threading.Thread(target=_watch, args=(peak, ended, device), daemon=True)
+    watcher.start()
+    try:
+        yield peak
+        idle()
+    finally:
+        ended.set()
+        watcher.join()
+    peak.allocated = max(0, torch.cuda.max_memory_allocated() - held)
+    peak.driver = max(0, free - peak._least_free)
+
+
+def _watch(peak: Peak, ended: threading.Event, device: int) -> None:
+    while not ended.wait(0.001):
+        peak._least_free = min(peak._least_free, torch.cuda.mem_get_info(device)[0])
