@@ -64,9 +64,7 @@ def during(facts: Facts, action: Action) -> Facts:
         return evolve(facts, device=gone.device, arriving=gone.arriving)  # contents are lost before the memory is
     if action.do == "bring_back":
         home = {**facts.version_of(ACTOR).parts, **facts.backups}  # anything else may be written over
-        device = {slot: part for slot, part in facts.device.items() if home.get(slot) == part}
-        halves = {slot: part for slot, part in facts.halves.items() if slot in device or home.get(slot) == part}
-        return evolve(facts, device=device, halves=halves)
+        return evolve(facts, device={slot: part for slot, part in facts.device.items() if home.get(slot) == part})
     if action.do in ("engine_send", "engine_abort"):
         assert action.engine is not None
         return v.with_engines(facts, [action.engine], None)

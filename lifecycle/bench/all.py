@@ -32,6 +32,7 @@ class Bench:
 
 #: What moves six times as many bytes for the optimizer needs smaller weights.
 BENCHES = (
+    Bench("pieces"),
     Bench("memory"),
     Bench("switch"),
     Bench("wake"),

@@ -22,6 +22,7 @@ _Rounds = Annotated[int, typer.Option(min=1, help="Rounds of each but the slow o
 _Memory = Annotated[str, typer.Option(help="The actor's memory backend.")]
 _Host = Annotated[str, typer.Option(help="The actor's host store.")]
 _Verify = Annotated[str, typer.Option(help="always, sample or never.")]
+_Pieces = Annotated[str, typer.Option(help="Memory by tensor, layer or model: see `lifecycle bench pieces`.")]
 _Picture = Annotated[Path | None, typer.Option(help="Draw it as well: a file .svg or .png.")]
 _Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where something promised was not reached.")]
 
@@ -33,6 +34,7 @@ def memory(
     memory: _Memory = "auto",
     host: _Host = "auto",
     verify: _Verify = "always",
+    pieces: _Pieces = "layer",
     picture: _Picture = None,
     strict: _Strict = False,
     as_json: _Json = False,
@@ -40,7 +42,7 @@ def memory(
     """Sleep and wake, with and without a current host copy, beside the memory saver, .to() and plain copies."""
     from lifecycle.bench.memory import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
@@ -50,6 +52,7 @@ def switch(
     memory: _Memory = "auto",
     host: _Host = "auto",
     verify: _Verify = "always",
+    pieces: _Pieces = "layer",
     picture: _Picture = None,
     strict: _Strict = False,
     as_json: _Json = False,
@@ -57,7 +60,7 @@ def switch(
     """From changed weights to other ones, beside the two copies one after the other, and both at once."""
     from lifecycle.bench.switch import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
@@ -67,6 +70,7 @@ def wake(
     memory: _Memory = "auto",
     host: _Host = "auto",
     verify: _Verify = "always",
+    pieces: _Pieces = "layer",
     picture: _Picture = None,
     strict: _Strict = False,
     as_json: _Json = False,
@@ -74,7 +78,7 @@ def wake(
     """A wake with a forward behind it block by block, beside the wake and then the forward."""
     from lifecycle.bench.wake import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify)), as_json, picture, strict)
+    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
@@ -92,6 +96,20 @@ def step(
     from lifecycle.bench.step import measure
 
     _finish(lambda: measure(_options(gib, rounds, memory, host, verify), rounds), as_json, picture, strict)
+
+
+@bench.command()
+def pieces(
+    gib: _Gib = 8.0,
+    rounds: _Rounds = 5,
+    picture: _Picture = None,
+    strict: _Strict = False,
+    as_json: _Json = False,
+) -> None:
+    """The memory saver's pause, and its resume with a copy behind it, by the size of the pieces. Needs CUDA."""
+    from lifecycle.bench.pieces import measure
+
+    _finish(lambda: measure(_options(gib, rounds, "auto", "auto", "always")), as_json, picture, strict)
 
 
 @bench.command()
@@ -189,10 +207,12 @@ def draw(
     drawn(result, picture)
 
 
-def _options(gib: float, rounds: int, memory: str, host: str, verify: str) -> Options:
-    from lifecycle.bench.subject import Options
+def _options(gib: float, rounds: int, memory: str, host: str, verify: str, pieces: str = "layer") -> Options:
+    from lifecycle.bench.subject import PIECES, Options
 
-    return Options(gib, rounds, memory, host, verify)
+    if pieces not in PIECES:
+        raise typer.BadParameter(f"--pieces {pieces}: known are {', '.join(PIECES)}")
+    return Options(gib, rounds, memory, host, verify, pieces)
 
 
 def _check_picture(picture: Path | None) -> None:

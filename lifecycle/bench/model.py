@@ -81,10 +81,17 @@ def random_weights(
     return {name: _random(shape, device, generator) for name, shape in shapes.items()}
 
 
-def reserved_bytes(nbytes: int, layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY) -> int:
-    """What torch's allocator cuts from one segment for such a model: whole blocks of 512 bytes."""
-    sizes = (2 * math.prod(shape) for shape in llama_shapes(nbytes, layers, vocabulary_of_hidden).values())
-    return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+def reserved(
+    pieces: str, nbytes: int, layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
+) -> tuple[int, ...]:
+    """Pieces for ``lifecycle.region(reserve=...)``: of such a model's "layer"s, of all of the "model", or none, for
+    which torch takes one per large "tensor". Its allocator cuts whole blocks of 512 bytes."""
+    sizes: dict[str, int] = {}
+    for name, shape in llama_shapes(nbytes, layers, vocabulary_of_hidden).items():
+        layer = _LAYER.search(name)
+        owner = "" if pieces == "model" else layer[1] if layer else name
+        sizes[owner] = sizes.get(owner, 0) + -(-2 * math.prod(shape) // BLOCK) * BLOCK
+    return () if pieces == "tensor" else tuple(size for size in sizes.values() if size >= 1 << 20)
 
 
 def tokens_for(model: Decoder, count: int, seed: int = 0) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lifecycle.bench import saver
-from lifecycle.bench.model import random_weights, reserved_bytes
+from lifecycle.bench.model import random_weights, reserved
 from lifecycle.bench.saver import missing_saver
 from lifecycle.hoststore.base import tensor_over
 from lifecycle.hoststore.pinned import PinnedStore
@@ -49,17 +49,17 @@ class NaiveTo:
 class SaverPool:
     """A pool of torch-memory-saver, paused and resumed. Without ``backup`` its contents are lost.
 
-    With ``retain`` the saver keeps its pinned backups between pauses, which it does not by default. ``in_one``: the
-    tensors are cut from one segment, as ours are; else each large one has its own, as users have it.
+    With ``retain`` the saver keeps its pinned backups between pauses, which it does not by default. ``pieces``: what
+    the tensors are cut from, as ours are; users have one per tensor.
     """
 
     def __init__(
-        self, nbytes: int, device: torch.device, backup: bool, retain: bool = False, in_one: bool = False
+        self, nbytes: int, device: torch.device, backup: bool, retain: bool = False, pieces: str = "tensor"
     ) -> None:
         self._tag, self._retain = f"bench-peer-{next(_numbers)}", retain
         with saver.allocating(self._tag, backup) as self._saver:
-            if in_one:  # as ``lifecycle.region(..., reserve=...)`` does
-                torch.empty(reserved_bytes(nbytes), dtype=torch.uint8, device=device)
+            # as ``lifecycle.region(..., reserve=...)`` does
+            [torch.empty(size, dtype=torch.uint8, device=device) for size in reserved(pieces, nbytes)]
             self.tensors = random_weights(nbytes, device)
 
     def sleep(self) -> None:
@@ -189,13 +189,15 @@ class PairSwitch:
         self._shown, self._asleep = self._asleep, self._shown
 
 
-def bare_release(backend: str, nbytes: int, device: torch.device) -> SaverPool | StorageRelease | ArenaRelease:
+def bare_release(
+    backend: str, nbytes: int, device: torch.device, pieces: str
+) -> SaverPool | StorageRelease | ArenaRelease:
     """What the backend of that name does to give memory back and take it again, and nothing beside it.
 
     Raises ValueError for a backend that is not known here.
     """
     if backend == "torch_memory_saver":
-        return SaverPool(nbytes, device, backup=False, in_one=True)
+        return SaverPool(nbytes, device, backup=False, pieces=pieces)
     if backend == "storage":
         return StorageRelease(nbytes, device)
     if backend == "arena":

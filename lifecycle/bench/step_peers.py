@@ -41,7 +41,7 @@ def step_peers(
 
 
 def _every_time(weights: int, device: torch.device, shown: int, backend: str) -> StepPeer:
-    regions = [peers.bare_release(backend, nbytes, device) for nbytes in (weights, _OPTIMIZER * weights)]
+    regions = [peers.bare_release(backend, nbytes, device, "tensor") for nbytes in (weights, _OPTIMIZER * weights)]
     tensors = [list(region.tensors.values()) for region in regions]
     of_weights, of_optimizer = (peers.TensorCopies(t, peers.host_buffer(peers.host_bytes(t))) for t in tensors)
     for region in regions:

@@ -13,24 +13,29 @@ from attrs import asdict, define, field, frozen
 
 import lifecycle
 from lifecycle.actions import IN, OUT
-from lifecycle.bench.model import Decoder, change, decoder, reserved_bytes, weights_bytes
+from lifecycle.bench.model import Decoder, change, decoder, reserved, weights_bytes
 from lifecycle.bench.shapes import LAYERS, VOCABULARY
 from lifecycle.config import LifecycleConfig
 from lifecycle.controller import ActorLifecycle
 from lifecycle.journal import Record
 
 GIB = 2**30
+PIECES = ("tensor", "layer", "model")
 
 
 @frozen
 class Options:
-    """What all benchmarks of memory share. ``memory``, ``host`` and ``verify`` as the actor takes them."""
+    """What all benchmarks of memory share. ``memory``, ``host`` and ``verify`` as the actor takes them.
+
+    ``pieces``: one per "tensor", per "layer", or one for the whole "model"; see ``lifecycle.bench.pieces``.
+    """
 
     gib: float = 8.0
     rounds: int = 5
     memory: str = "auto"
     host: str = "auto"
     verify: str = "always"
+    pieces: str = "layer"
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +76,7 @@ def attached(
     options: Options, tags: tuple[str, ...] = (), layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
 ) -> Iterator[Subject]:
     """A model of that size, allocated as the actor's memory backend wants it, and the actor, awake."""
-    reserve = reserved_bytes(options.nbytes, layers, vocabulary_of_hidden)
+    reserve = reserved(options.pieces, options.nbytes, layers, vocabulary_of_hidden)
     with lifecycle.region("weights", memory=options.memory, reserve=reserve):
         model = decoder(options.nbytes, device_here(), 0, layers, vocabulary_of_hidden)
     model.eval()

@@ -44,7 +44,7 @@ class _Setup:
 def measure(options: Options) -> Result:
     """Raises RuntimeError when a forward behind a wake gives other logits than the one before the sleep."""
     with attached(options, layers=_STACK, vocabulary_of_hidden=_VOCABULARY) as subject, torch.no_grad():
-        setup = _set_up(subject)
+        setup = _set_up(subject, options.pieces)
         in_turns(setup.turns, 1)
         found = in_turns(setup.turns, options.rounds)
         return _result(options, setup, found, _note(setup.wrong))
@@ -59,10 +59,10 @@ def _note(wrong: Sequence[str]) -> str:
     return "every forward gave the logits from before the sleep, bit for bit"
 
 
-def _set_up(subject: Subject) -> _Setup:
+def _set_up(subject: Subject, pieces: str) -> _Setup:
     nbytes, device, actor, model = subject.nbytes, device_here(), subject.actor, subject.model
     link = peers.Link(nbytes, device, peers.host_buffer(nbytes))
-    bare = peers.bare_release(actor.memory.name, nbytes, device)
+    bare = peers.bare_release(actor.memory.name, nbytes, device, pieces)
     tokens = _calibrated(model, link)
     expected = model(tokens).clone()
     wrong: list[str] = []

@@ -168,18 +168,14 @@ def _read_back(asked: Asked) -> Iterator[Micro]:
 
 
 def _bring_back(asked: Asked) -> Iterator[Micro]:
-    """As far as possible, for the actor; what other tags have on the device alone, or half there, is given up.
+    """As far as possible, for the actor; what other tags have on the device alone is given up, what is half there is
+    put together first.
 
     What it put where is not known, and found out when it is read back, if ever.
     """
     w = asked.words
     kept = [(f"device.{r}.{s}", w.device(r, s) & w.device(ACTOR, s)) for r in w.of.references for s in w.of.slots]
-    halves = [
-        (f"half.{r}.{s}", w.half(r, s) & (w.half(ACTOR, s) | w.device(ACTOR, s)))
-        for r in w.of.references
-        for s in w.of.slots
-    ]
-    yield change(kept, halves, w.let(True, "given_up"))
+    yield change(kept, w.let(True, "given_up"))
     for name in ("weights", *w.of.backups, "groups"):
         yield Micro((Way(), Way(w.let(True, name))), when=~w(name), real=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -54,10 +54,13 @@ def choose(memory: str | MemoryBackend, device_type: str, name: str = "actor") -
 
 
 @contextmanager
-def allocating(name: str, actor: str = "actor", memory: str = "auto", reserve: int = 0) -> Iterator[Region]:
+def allocating(
+    name: str, actor: str = "actor", memory: str = "auto", reserve: int | Sequence[int] = ()
+) -> Iterator[Region]:
     """See ``lifecycle.region``."""
-    if reserve < 0:
-        raise ValueError(f"reserve={reserve}: bytes to take at once, 0 or more")
+    pieces = [reserve] if isinstance(reserve, int) else list(reserve)
+    if not all(isinstance(piece, int) and piece >= 0 for piece in pieces):
+        raise ValueError(f"reserve={reserve!r}: bytes to take at once, or those of several pieces, 0 or more")
     entered = Region(name)
     if entered not in POOLS:
         raise ValueError(f"region {name!r} is no pool: allocate in one of {', '.join(POOLS)}, or in none")
@@ -67,13 +70,13 @@ def allocating(name: str, actor: str = "actor", memory: str = "auto", reserve: i
         )
     token = _open.set(entered)
     try:
-        with _pool(_known(memory), actor, entered, reserve):
+        with _pool(_known(memory), actor, entered, [piece for piece in pieces if piece]):
             yield entered
     finally:
         _open.reset(token)
 
 
-def _pool(memory: str, actor: str, region: Region, reserve: int) -> AbstractContextManager[None]:
+def _pool(memory: str, actor: str, region: Region, reserve: Sequence[int]) -> AbstractContextManager[None]:
     if memory not in ("auto", "torch_memory_saver") or (memory == "auto" and not _cuda()):
         return nullcontext()
     from lifecycle.memory import saver

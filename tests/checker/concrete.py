@@ -342,12 +342,12 @@ class FakeWorld:
             if facts.device.get(slot) == part or (region not in self.things.mapped and region not in self.brought):
                 continue
             self._let(mapped=self.things.mapped | {region})
-            if facts.halves.get(slot) == part and slot in self.things.halves:
-                going = self.things.halves
+            going = self.things.halves
+            if facts.halves.get(slot) == part and slot in going:
                 self._put(slot, going[slot])
-                self._let(halves=going)
             elif part in self.things.buffers:
                 self._put(slot, self.things.buffers[part])
+            self._let(halves=going)  # what is half moved is in its buffer before the slot is written over
         if "groups" in self.brought:
             self._let(groups=True)
 
