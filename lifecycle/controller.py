@@ -111,12 +111,15 @@ class ActorLifecycle(Scopes):
         own = own_facts(machine.state(machine.initial).holds)
         facts = v.first_facts(parts, table.tags[1:], world.mapped(), adapter.has_groups(), store.copy, own)
         super().__init__(table, world, facts)
+        owned, version = world.manifest().nbytes, facts.tags[ACTOR]
+        try:
+            journal.add("attach", "attach", version=version, target=str(self.state), nbytes=owned, note=chosen.why)
+        except BaseException:
+            world.let_go()
+            journal.close()
+            raise
         adapter.install(self)
         _ATTACHED.add(self)
-        owned = world.manifest().nbytes
-        journal.add(
-            "attach", "attach", version=facts.tags[ACTOR], target=str(self.state), nbytes=owned, note=chosen.why
-        )
 
     def __enter__(self) -> ActorLifecycle:
         return self
@@ -209,8 +212,10 @@ class ActorLifecycle(Scopes):
 
         On an accelerator the bytes may still be on their way when this returns (``state.arriving``): launches on the
         caller's stream come after them, and whatever else needs them waits. With ``stream`` it returns when the first
-        block's bytes are there, and every later block of a forward waits for its own. Bytes that turn out wrong are an
-        error of whoever waits for them, and a fault.
+        block's bytes are there, and every later block of a forward waits for its own: for models whose forward calls
+        its layers and its head as modules (``lifecycle.adapters.blocks``), since a weight that is read without a call
+        of its module may not be there yet. Bytes that turn out wrong are an error of whoever waits for them, and a
+        fault.
         """
         self._fire("wake_up", tag=tag, stream=stream)
 

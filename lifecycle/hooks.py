@@ -33,6 +33,7 @@ from attrs import frozen
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from lifecycle.errors import ManifestError, TransitionRefused
@@ -77,7 +78,12 @@ class Hooks:
         self._loading: list[str] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], Hooks], tuple[()]]:
-        # A deep copy of the model (a reference model, an EMA) is not this actor: its hooks must not ask our gate.
+        # A deep copy of the model (a reference model, an EMA) is not this actor: its hooks must not ask our gate. The
+        # copy itself reads the weights, and so does a pickle.
+        if self._released:
+            self._ask("forward")
+        if self._arriving:
+            self._outside(_NEEDS_ALL)
         return Hooks, ()
 
     def install(self, gate: Gate) -> None:
@@ -308,12 +314,14 @@ def _no_gate() -> None:
 def _tell(gate: Gate | None, what: int) -> None:
     if gate is None:
         return
-    if what == _BEGINS:
-        gate.forward_begins()
-    elif what == _NEEDS_ALL:
-        gate.arrive()
-    else:
-        gate.block_begins(what)
+    # What waits reads bytes: the caller's transforms (torch.func) and modes (fake tensors, export) are not for it.
+    with torch._C._DisableFuncTorch(), _disable_current_modes():
+        if what == _BEGINS:
+            gate.forward_begins()
+        elif what == _NEEDS_ALL:
+            gate.arrive()
+        else:
+            gate.block_begins(what)
 
 
 @cache

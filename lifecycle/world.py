@@ -73,7 +73,7 @@ class World(Moving):
                 self.backend.adopt(slot, SLOT_REGION[slot], by_slot[slot])
             self.backend.complete()
         except BaseException:
-            self._let_go()
+            self.let_go()
             raise
         self.attached = frozenset(id(tensor) for tensors in by_slot.values() for tensor in tensors.values())
         self.adapter.remember()
@@ -271,10 +271,10 @@ class World(Moving):
             self._give_back(part)
         for pool in {id(pool): pool for pool in (self.pool, self.rest_pool)}.values():
             pool.close()
-        self._let_go()
+        self.let_go()
         return None, 0
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """The tensors keep their memory and their values; another actor may take them over."""
         for slot in self._slots:
             self.backend.forget(slot)

@@ -229,7 +229,10 @@ def _check_picture(picture: Path | None) -> None:
 def _finish(measure: Callable[[], Result], as_json: bool, picture: Path | None, strict: bool) -> None:
     """Measure and tell. Exits with 0, or with ``strict`` with 1 where a line was not reached."""
     _check_picture(picture)
-    result = measure()
+    try:
+        result = measure()
+    except (ValueError, OSError) as error:  # a setting that can not be used
+        raise typer.BadParameter(str(error.args[0] if isinstance(error, ValueError) else error)) from error
     if as_json:
         print(json.dumps(result.to_plain(), indent=2))
     else:

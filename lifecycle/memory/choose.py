@@ -61,9 +61,9 @@ def allocating(
     pieces = [reserve] if isinstance(reserve, int) else list(reserve)
     if not all(isinstance(piece, int) and piece >= 0 for piece in pieces):
         raise ValueError(f"reserve={reserve!r}: bytes to take at once, or those of several pieces, 0 or more")
-    entered = Region(name)
-    if entered not in POOLS:
+    if name not in list(Region) or Region(name) not in POOLS:
         raise ValueError(f"region {name!r} is no pool: allocate in one of {', '.join(POOLS)}, or in none")
+    entered = Region(name)
     if (outer := _open.get()) is not None:
         raise TransitionRefused(
             f"region({name!r})", f"region({outer.value!r})", (), "regions do not nest", "Leave that block first."

@@ -185,6 +185,7 @@ class FakeStore:
 
     name = "fake"
     copy = Copy.HOST
+    shared = False
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.fail_at = fail_at

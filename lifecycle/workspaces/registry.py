@@ -119,7 +119,7 @@ class Workspaces:
         for dropper in self.droppers:
             began, given, failure = time.perf_counter(), 0, ""
             try:
-                given = dropper.drop()
+                given = int(dropper.drop())
             except Exception as error:
                 failures[dropper.name] = error
                 failure = f"{type(error).__name__}: {error}"
