@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 bench = typer.Typer(no_args_is_help=True, help="Measure, each against its peers and what bounds it, in the same run.")
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-_Gib = Annotated[float, typer.Option(min=0.001, help="Size of the weights, in GiB.")]
+_Gib = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="Size of the weights in GiB; without it 8 on a GPU, else 0.05."),
+]
 _Rounds = Annotated[int, typer.Option(min=1, help="Rounds of each but the slow ones.")]
 _Memory = Annotated[str, typer.Option(help="The actor's memory backend.")]
 _Host = Annotated[str, typer.Option(help="The actor's host store.")]
@@ -29,7 +32,7 @@ _Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where somet
 
 @bench.command()
 def memory(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 5,
     memory: _Memory = "auto",
     host: _Host = "auto",
@@ -42,12 +45,12 @@ def memory(
     """Sleep and wake, with and without a current host copy, beside the memory saver, .to() and plain copies."""
     from lifecycle.bench.memory import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
 def switch(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 5,
     memory: _Memory = "auto",
     host: _Host = "auto",
@@ -60,12 +63,12 @@ def switch(
     """From changed weights to other ones, beside the two copies one after the other, and both at once."""
     from lifecycle.bench.switch import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
 def wake(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 5,
     memory: _Memory = "auto",
     host: _Host = "auto",
@@ -78,12 +81,12 @@ def wake(
     """A wake with a forward behind it block by block, beside the wake and then the forward."""
     from lifecycle.bench.wake import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
 
 
 @bench.command()
 def step(
-    gib: _Gib = 1.0,
+    gib: _Gib = None,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each case.")] = 2,
     memory: _Memory = "auto",
     host: _Host = "auto",
@@ -95,12 +98,12 @@ def step(
     """Bytes that a whole RL step moves, beside the least that must move, and what other policies move."""
     from lifecycle.bench.step import measure
 
-    _finish(lambda: measure(_options(gib, rounds, memory, host, verify), rounds), as_json, picture, strict)
+    _finish(lambda: measure(_options(_size(gib, 1.0), rounds, memory, host, verify), rounds), as_json, picture, strict)
 
 
 @bench.command()
 def pieces(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 5,
     picture: _Picture = None,
     strict: _Strict = False,
@@ -109,12 +112,12 @@ def pieces(
     """The memory saver's pause, and its resume with a copy behind it, by the size of the pieces. Needs CUDA."""
     from lifecycle.bench.pieces import measure
 
-    _finish(lambda: measure(_options(gib, rounds, "auto", "auto", "always")), as_json, picture, strict)
+    _finish(lambda: measure(_options(_size(gib), rounds, "auto", "auto", "always")), as_json, picture, strict)
 
 
 @bench.command()
 def fingerprint(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 20,
     picture: _Picture = None,
     strict: _Strict = False,
@@ -124,12 +127,12 @@ def fingerprint(
     from lifecycle.bench.fingerprint import measure
     from lifecycle.bench.shaped import fingerprint_result
 
-    _finish(lambda: fingerprint_result(measure(int(gib * 2**30), rounds)), as_json, picture, strict)
+    _finish(lambda: fingerprint_result(measure(int(_size(gib) * 2**30), rounds)), as_json, picture, strict)
 
 
 @bench.command()
 def pinning(
-    gib: _Gib = 8.0,
+    gib: _Gib = None,
     rounds: _Rounds = 3,
     picture: _Picture = None,
     strict: _Strict = False,
@@ -139,7 +142,7 @@ def pinning(
     from lifecycle.bench.pinning import measure
     from lifecycle.bench.shaped import pinning_result
 
-    _finish(lambda: pinning_result(measure(int(gib * 2**30), rounds)), as_json, picture, strict)
+    _finish(lambda: pinning_result(measure(int(_size(gib) * 2**30), rounds)), as_json, picture, strict)
 
 
 @bench.command()
@@ -205,6 +208,13 @@ def draw(
     except ValueError as error:
         raise typer.BadParameter(f"{document}: {error}") from error
     drawn(result, picture)
+
+
+def _size(gib: float | None, on_gpu: float = 8.0) -> float:
+    """GiB. What takes seconds on a GPU takes many minutes on a CPU."""
+    import torch
+
+    return gib or (on_gpu if torch.cuda.is_available() else 0.05)
 
 
 def _options(gib: float, rounds: int, memory: str, host: str, verify: str, pieces: str = "layer") -> Options:

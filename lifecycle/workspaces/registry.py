@@ -81,7 +81,7 @@ def register(dropper: Dropper) -> Dropper:
 def unregister(dropper: Dropper) -> None:
     """Raises ValueError when it is not registered."""
     if not any(other is dropper for other in _registered):
-        raise ValueError(f"dropper {dropper.name!r} is not registered")
+        raise ValueError(f"dropper {getattr(dropper, 'name', dropper)!r} is not registered")
     _registered[:] = [other for other in _registered if other is not dropper]
 
 
