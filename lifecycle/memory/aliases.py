@@ -154,7 +154,7 @@ def _outsiders(groups: Sequence[AliasGroup]) -> list[str]:
     return [
         f"{_names(by_storage[place])} with an unnamed {type(tensor).__name__} of shape {tuple(tensor.shape)}, "
         f"{tensor.dtype}"
-        for tensor in _python_tensors()
+        for tensor in python_tensors()
         if id(tensor) not in known and (place := _storage_of(tensor)) in by_storage
     ]
 
@@ -205,7 +205,8 @@ def _problems(tensor: Tensor, device: str) -> Iterator[str]:
         yield f"its storage was released: {tensor.untyped_storage().nbytes()} bytes are left"
 
 
-def _python_tensors() -> Iterator[Tensor]:
+def python_tensors() -> Iterator[Tensor]:
+    """Every tensor of the process that Python's collector knows, of any subclass."""
     # By type, not isinstance: that would run __class__ properties of lazy proxies. Few types, many objects.
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Tensor)}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lifecycle.memory.aliases import _python_tensors as python_tensors
+from lifecycle.memory.aliases import python_tensors
 from lifecycle.memory.base import Holder
 from lifecycle.memory.owners import names_of, referrers_of
 
