@@ -9,6 +9,8 @@ import os
 import platform
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -215,6 +217,40 @@ def test_large_mappings_start_at_a_huge_page(nbytes: int):
     os.close(fd)
 
 
+@contextmanager
+def gaps_between(walls: int) -> Iterator[list[tuple[int, int]]]:
+    """(start, nbytes) of gaps in the address space, longer than a huge page, none with room for an aligned one."""
+    period, flags = 4 * pages.HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    area = pages._libc.mmap(None, (walls + 1) * period, pages._PROT_NONE, flags, -1, 0)
+    first = -(-area // pages.HUGE) * pages.HUGE
+    gaps = [(first + index * period + 4096, pages.HUGE + 4096 * index) for index in range(1, walls)]
+    for gap in gaps:
+        assert pages._libc.munmap(*gap) == 0
+    yield gaps
+    ends = [area, *(start + nbytes for start, nbytes in gaps)]
+    starts_again = [*(start for start, _ in gaps), area + (walls + 1) * period]
+    for start, end in zip(ends, starts_again, strict=True):
+        assert pages._libc.munmap(start, end - start) == 0
+
+
+def test_alignment_among_gaps_that_are_not():
+    """Gaps that are long enough, but not from a huge page's start on, are offered by the kernel and not taken."""
+    offered, made = [], []
+
+    def create() -> mmap.mmap:
+        memory = mmap.mmap(-1, pages.HUGE + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        offered.append(starts(memory))
+        return memory
+
+    with gaps_between(64) as gaps:
+        for _ in range(1000):  # gaps that lie higher are filled first
+            made.append(pages.aligned(create))
+            if any(start <= offer < start + nbytes for offer in offered for start, nbytes in gaps):
+                break
+
+    assert [starts(memory) % pages.HUGE for memory in made] == [0] * len(made)
+
+
 def test_aligning_leaves_nothing_mapped():
     """The space that is kept occupied for a moment is free again."""
     before = psutil.Process().memory_info().vms
@@ -225,7 +261,7 @@ def test_aligning_leaves_nothing_mapped():
 
 
 def test_a_place_taken_by_another_thread(monkeypatch: pytest.MonkeyPatch):
-    """When something else is mapped where the hole was, the mapping is made all the same, aligned or not."""
+    """When something else is mapped where the hole was, the mapping is made in the end, aligned or not."""
     taken = []
 
     def refuse(*arguments: object) -> int | None:
@@ -233,10 +269,13 @@ def test_a_place_taken_by_another_thread(monkeypatch: pytest.MonkeyPatch):
         return pages._MAP_FAILED
 
     monkeypatch.setattr(pages._libc, "mmap", refuse)
-    crooked = iter(misaligned())
-    memory = pages.aligned(lambda: next(crooked))
+    crooked = misaligned()
+    monkeypatch.setattr(pages, "_GAPS", len(crooked) - 1)
+    left = iter(crooked)
+    memory = pages.aligned(lambda: next(left))
 
-    assert len(taken) == 1
+    assert len(taken) == len(crooked) - 1
+    assert memory is crooked[-1]
     assert len(memory) == 2 * pages.HUGE + 4096
     memory[5] = 1
 

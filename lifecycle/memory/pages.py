@@ -14,7 +14,7 @@ import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Literal
 
 HUGE = 2 << 20  # bytes of a huge page on x86-64 and on arm64 with 4 KiB pages
 _WORTH_A_THREAD = 16 << 20  # bytes: zeroing them takes longer than starting a thread
+_GAPS = 256  # between mappings that are long enough but not aligned: tried before one goes without, some µs each
 _MADV_POPULATE_WRITE = 23  # Linux 5.14, https://man7.org/linux/man-pages/man2/madvise.2.html
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_FIXED_NOREPLACE = 0x100000
@@ -54,15 +55,18 @@ def aligned(create: Callable[[], mmap.mmap]) -> mmap.mmap:
 
     A file's huge pages need it; of anonymous memory only the ends would be small pages. Kernels align some mappings by
     themselves, depending on version and length. Where this one did not, its place is given back, the misaligned end of
-    it is kept occupied, and the kernel, which fills the highest gap from its top, puts the next mapping below that.
+    it is kept occupied, and the kernel, which fills the highest gap from its top, puts the next mapping below that; or,
+    where that gap is too small now, into the next one, about which the same is done.
     """
-    memory = create()
-    start, excess = address(memory), address(memory) % HUGE
-    if len(memory) < HUGE or excess == 0:
-        return memory
-    end = start + _whole(len(memory), mmap.PAGESIZE)
-    memory.close()
-    with _occupied(end - excess, excess):
+    with ExitStack() as kept:
+        for _ in range(_GAPS):
+            memory = create()
+            start, excess = address(memory), address(memory) % HUGE
+            if len(memory) < HUGE or excess == 0:
+                return memory
+            end = start + _whole(len(memory), mmap.PAGESIZE)
+            memory.close()
+            kept.enter_context(_occupied(end - excess, excess))
         return create()
 
 
