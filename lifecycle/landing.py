@@ -46,9 +46,12 @@ def blocks_of(
     last = max((number for slot in coming for number in shares[slot]), default=0)
     blocks: list[list[Incoming]] = [[] for _ in range(last + 1)]
     for slot, (part, buffer, check) in coming.items():
+        place = {name: number for number, names in shares[slot].items() for name in names}
+        checked: dict[int, list[str]] = {number: [] for number in shares[slot]}
+        for name in check:
+            checked[place[name]].append(name)
         for number, names in shares[slot].items():
-            checked = tuple(name for name in check if name in names)
-            blocks[number].append(Incoming(slot, buffer, part.nbytes, names, checked))
+            blocks[number].append(Incoming(slot, buffer, part.nbytes, names, tuple(checked[number])))
     return blocks
 
 

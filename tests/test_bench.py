@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from lifecycle import LifecycleError, MissingExtra
-from lifecycle.bench import commands
+from lifecycle.bench import commands, timing
 from lifecycle.bench.all import Bench, _run
 from lifecycle.bench.result import Accepted, Bar, Group, Result, by_length, from_plain
 from lifecycle.bench.timing import Times, Took, Turn, in_turns, peak_memory, timed
 from lifecycle.cli import app
 
-SMALL = ("--gib", "0.002", "--rounds", "2")
+SMALL = ("--gib", "0.002", "--rounds", "2", "--rest", "0")
 
 
 def run(*arguments: str):
@@ -178,7 +178,7 @@ def test_wake_fails_where_the_forward_read_other_weights(monkeypatch):
         return next(rounds) % 4 == 3  # the fourth forward of each round is the one without a wake
 
     monkeypatch.setattr(wake.torch, "equal", differ)
-    done = run("wake", "--gib", "0.002", "--rounds", "1")
+    done = run("wake", "--gib", "0.002", "--rounds", "1", "--rest", "0")
 
     assert isinstance(done.exception, RuntimeError)
     assert "read other weights after: ours, on the stream, ours, streamed, ours, waited for" in str(done.exception)
@@ -233,6 +233,28 @@ def test_turns_begin_with_another_one_each_round():
     assert [len(found[name]["up"].rounds) for name in found] == [2, 2, 1]
 
 
+def test_turns_rest_before_every_step_and_do_not_time_it(monkeypatch):
+    """But not before those that come at once, nor before what is outside of the steps."""
+    log: list[str] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        log.append("rest")
+        now[0] += seconds
+
+    def step(name: str):
+        log.append(name)
+        now[0] += 1.0
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now[0]))
+    steps = {name: partial(step, name) for name in ("down", "up", "again")}
+    turn = Turn(steps, lambda: log.append("before"), lambda name: log.append("each"), at_once=("up",))
+    found = in_turns({"a": turn}, 1, 5.0)
+
+    assert log == ["before", "rest", "down", "each", "up", "each", "rest", "again", "each"]
+    assert {name: times.done for name, times in found["a"].items()} == {"down": 1.0, "up": 1.0, "again": 1.0}
+
+
 def test_a_call_is_done_no_sooner_than_it_returns():
     took = timed(lambda: sum(range(1000)))
 
@@ -267,7 +289,7 @@ def test_what_is_no_result_is_refused(tmp_path):
     """A document of something else is named, and what it lacks."""
     document = tmp_path / "other.json"
     document.write_text('{"bench": "memory"}')
-    done = run("draw", str(document), str(tmp_path / "x.svg"))
+    done = run("draw", str(document))
 
     assert done.exit_code == 2
     assert "no result of" in done.output.replace("\n", " ")

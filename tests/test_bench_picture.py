@@ -77,10 +77,23 @@ def test_a_document_is_drawn_later(tmp_path, suffix, magic):
     """`draw` makes the picture of what --json printed elsewhere."""
     document, picture = tmp_path / "switch.json", tmp_path / f"switch{suffix}"
     document.write_text(json.dumps(result(group(0.2, 0.38)).to_plain()))
-    done = CliRunner().invoke(app, ["bench", "draw", str(document), str(picture)])
+    done = CliRunner().invoke(app, ["bench", "draw", str(document), "--picture", str(picture)])
 
     assert done.exit_code == 0, done.output
     assert picture.read_bytes().startswith(magic)
+
+
+def test_a_document_is_drawn_beside_itself(tmp_path):
+    """Where no place is given; the command prints where it is, and is the picture that it would be elsewhere."""
+    document, elsewhere = tmp_path / "switch.json", tmp_path / "elsewhere.svg"
+    shown = result(group(0.2, 0.38))
+    document.write_text(json.dumps(shown.to_plain()))
+    done = CliRunner().invoke(app, ["bench", "draw", str(document)])
+    draw(shown, elsewhere)
+
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{tmp_path / 'switch.svg'}\n"
+    assert (tmp_path / "switch.svg").read_bytes() == elsewhere.read_bytes()
 
 
 def test_a_picture_is_the_same_each_time(tmp_path):
@@ -95,7 +108,7 @@ def test_a_picture_is_the_same_each_time(tmp_path):
 def test_a_command_draws_what_it_measured(tmp_path):
     picture = tmp_path / "memory.png"
     done = CliRunner().invoke(
-        app, ["bench", "memory", "--gib", "0.001", "--rounds", "1", "--picture", str(picture), "--json"]
+        app, ["bench", "memory", "--gib", "0.001", "--rounds", "1", "--rest", "0", "--picture", str(picture), "--json"]
     )
 
     assert done.exit_code == 0, done.output

@@ -19,6 +19,7 @@ from lifecycle.bench.masters import AdamWithMasters, state_bytes
 from lifecycle.bench.memcpy import SMALL, Copied, count
 from lifecycle.bench.model import Decoder, change, decoder, random_weights, tokens_for, weights_bytes
 from lifecycle.bench.peers import TensorCopies, host_buffer, host_bytes
+from lifecycle.bench.shapes import llama_shapes
 from lifecycle.cli import app
 
 TRAFFIC = Path(__file__).parents[1] / "docs" / "traffic.md"
@@ -149,7 +150,7 @@ def test_the_peer_that_restores_every_time_does_what_its_formula_says(monkeypatc
 
 def test_copies_bring_back_what_they_took():
     """Tensor by tensor, each at its own place in the buffer."""
-    tensors = list(random_weights(2**17, CPU).values())
+    tensors = list(random_weights(llama_shapes(2**17), CPU).values())
     expected = [tensor.clone() for tensor in tensors]
     copies = TensorCopies(tensors, host_buffer(host_bytes(tensors)))
     copies.out()
@@ -226,7 +227,7 @@ def test_the_forward_reads_every_weight():
 
 
 def test_the_model_is_as_large_as_its_tensors():
-    tensors = random_weights(2**20, CPU)
+    tensors = random_weights(llama_shapes(2**20), CPU)
     model = Decoder(tensors)
 
     assert weights_bytes(model) == sum(tensor.numel() * 2 for tensor in tensors.values())

@@ -25,63 +25,66 @@ _Rounds = Annotated[int, typer.Option(min=1, help="Rounds of each but the slow o
 _Memory = Annotated[str, typer.Option(help="The actor's memory backend.")]
 _Host = Annotated[str, typer.Option(help="The actor's host store.")]
 _Verify = Annotated[str, typer.Option(help="always, sample or never.")]
-_Pieces = Annotated[str, typer.Option(help="Memory by tensor, layer or model: see `lifecycle bench pieces`.")]
+_Pieces = Annotated[
+    str,
+    typer.Option(help="Memory by tensor, layer or model, or in pieces of so many MiB: see `lifecycle bench pieces`."),
+]
+_Rest = Annotated[
+    float | None,
+    typer.Option(min=0, help="Seconds without work before what is timed; without it 0.25 on a GPU, else 0."),
+]
 _Picture = Annotated[Path | None, typer.Option(help="Draw it as well: a file .svg or .png.")]
 _Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where something promised was not reached.")]
 
 
-@bench.command()
-def memory(
-    gib: _Gib = None,
-    rounds: _Rounds = 5,
-    memory: _Memory = "auto",
-    host: _Host = "auto",
-    verify: _Verify = "always",
-    pieces: _Pieces = "layer",
-    picture: _Picture = None,
-    strict: _Strict = False,
-    as_json: _Json = False,
-) -> None:
+def _of_whole_moves(measure: Callable[[Options], Result]) -> Callable[[Options], Result]:
+    """Make a command of it, by its name and docstring, with the options of all that time moves of the whole weights."""
+
+    def command(
+        gib: _Gib = None,
+        rounds: _Rounds = 5,
+        memory: _Memory = "auto",
+        host: _Host = "auto",
+        verify: _Verify = "always",
+        pieces: _Pieces = "layer",
+        rest: _Rest = None,
+        picture: _Picture = None,
+        strict: _Strict = False,
+        as_json: _Json = False,
+    ) -> None:
+        def measured() -> Result:
+            from lifecycle.bench.subject import Options
+
+            return measure(Options(_size(gib), rounds, memory, host, verify, pieces, _seconds(rest)))
+
+        _finish(measured, as_json, picture, strict)
+
+    bench.command(measure.__name__, help=measure.__doc__)(command)
+    return measure
+
+
+@_of_whole_moves
+def memory(options: Options) -> Result:
     """Sleep and wake, with and without a current host copy, beside the memory saver, .to() and plain copies."""
     from lifecycle.bench.memory import measure
 
-    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    return measure(options)
 
 
-@bench.command()
-def switch(
-    gib: _Gib = None,
-    rounds: _Rounds = 5,
-    memory: _Memory = "auto",
-    host: _Host = "auto",
-    verify: _Verify = "always",
-    pieces: _Pieces = "layer",
-    picture: _Picture = None,
-    strict: _Strict = False,
-    as_json: _Json = False,
-) -> None:
+@_of_whole_moves
+def switch(options: Options) -> Result:
     """From changed weights to other ones, beside the two copies one after the other, and both at once."""
     from lifecycle.bench.switch import measure
 
-    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    return measure(options)
 
 
-@bench.command()
-def wake(
-    gib: _Gib = None,
-    rounds: _Rounds = 5,
-    memory: _Memory = "auto",
-    host: _Host = "auto",
-    verify: _Verify = "always",
-    pieces: _Pieces = "layer",
-    picture: _Picture = None,
-    strict: _Strict = False,
-    as_json: _Json = False,
-) -> None:
+@_of_whole_moves
+def wake(options: Options) -> Result:
     """A wake with a forward behind it block by block, beside the wake and then the forward."""
     from lifecycle.bench.wake import measure
 
-    _finish(lambda: measure(_options(_size(gib), rounds, memory, host, verify, pieces)), as_json, picture, strict)
+    return measure(options)
 
 
 @bench.command()
@@ -97,22 +100,28 @@ def step(
 ) -> None:
     """Bytes that a whole RL step moves, beside the least that must move, and what other policies move."""
     from lifecycle.bench.step import measure
+    from lifecycle.bench.subject import Options
 
-    _finish(lambda: measure(_options(_size(gib, 1.0), rounds, memory, host, verify), rounds), as_json, picture, strict)
+    def measured() -> Result:
+        return measure(Options(_size(gib, 1.0), rounds, memory, host, verify, "tensor", rest=0.0), rounds)
+
+    _finish(measured, as_json, picture, strict)
 
 
 @bench.command()
 def pieces(
     gib: _Gib = None,
-    rounds: _Rounds = 5,
+    rounds: _Rounds = 3,
+    rest: _Rest = None,
     picture: _Picture = None,
     strict: _Strict = False,
     as_json: _Json = False,
 ) -> None:
-    """The memory saver's pause, and its resume with a copy behind it, by the size of the pieces. Needs CUDA."""
+    """The memory saver's pause, and its resume and a copy, by the size of the pieces and the rest. Needs CUDA."""
     from lifecycle.bench.pieces import measure
+    from lifecycle.bench.subject import Options
 
-    _finish(lambda: measure(_options(_size(gib), rounds, "auto", "auto", "always")), as_json, picture, strict)
+    _finish(lambda: measure(Options(_size(gib), rounds, rest=_seconds(rest))), as_json, picture, strict)
 
 
 @bench.command()
@@ -196,18 +205,22 @@ def check(as_json: _Json = False) -> None:
 @bench.command()
 def draw(
     document: Annotated[Path, typer.Argument(help="What --json printed, in a file.", exists=True, dir_okay=False)],
-    picture: Annotated[Path, typer.Argument(help="A file .svg or .png.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="A file .svg or .png; without it the document's name with .svg.")
+    ] = None,
 ) -> None:
-    """Draw a result that was measured elsewhere."""
+    """Draw a result that was measured elsewhere, and print where."""
     from lifecycle.bench.picture import draw as drawn
     from lifecycle.bench.result import from_plain
 
+    picture = picture or document.with_suffix(".svg")
     _check_picture(picture)
     try:
         result = from_plain(json.loads(document.read_text(encoding="utf-8")))
     except ValueError as error:
         raise typer.BadParameter(f"{document}: {error}") from error
     drawn(result, picture)
+    print(picture)
 
 
 def _size(gib: float | None, on_gpu: float = 8.0) -> float:
@@ -217,12 +230,11 @@ def _size(gib: float | None, on_gpu: float = 8.0) -> float:
     return gib or (on_gpu if torch.cuda.is_available() else 0.05)
 
 
-def _options(gib: float, rounds: int, memory: str, host: str, verify: str, pieces: str = "layer") -> Options:
-    from lifecycle.bench.subject import PIECES, Options
+def _seconds(rest: float | None) -> float:
+    """Without a device there is nothing that goes on behind a call."""
+    import torch
 
-    if pieces not in PIECES:
-        raise typer.BadParameter(f"--pieces {pieces}: known are {', '.join(PIECES)}")
-    return Options(gib, rounds, memory, host, verify, pieces)
+    return rest if rest is not None else 0.25 if torch.cuda.is_available() else 0.0
 
 
 def _check_picture(picture: Path | None) -> None:

@@ -41,20 +41,20 @@ def measure(options: Options) -> Result:
     """Needs six times the bytes in host memory and eight times on the device, where all peers are there."""
     with attached(options) as subject:
         setup = _set_up(subject, options.pieces)
-        first = _first(setup)
-        found = in_turns(_turns(setup), options.rounds)
+        first = _first(setup, options.rest)
+        found = in_turns(_turns(setup), options.rounds, options.rest)
         return _result(options, setup, first, found, _collections(setup.subject))
 
 
 def _set_up(subject: Subject, pieces: str) -> _Setup:
     nbytes, device, backend = subject.nbytes, device_here(), subject.actor.memory.name
-    released = peers.bare_release(backend, nbytes, device, "tensor")
+    released = peers.bare_release(backend, subject.shapes, device, "tensor")
     tensors = list(released.tensors.values())
     host = peers.host_buffer(max(nbytes, peers.host_bytes(tensors)))  # shared: its contents matter to nobody
     copies = peers.TensorCopies(tensors, host)
     saver, no_saver = peers.saver_peers(nbytes, device)
     naive, no_naive = peers.naive_peers(nbytes, device)
-    bare = peers.bare_release(backend, nbytes, device, pieces)
+    bare = peers.bare_release(backend, subject.shapes, device, pieces)
     others: dict[str, Peer] = {_BARE: bare, PER_TENSOR: peers.PerTensorCopies(released, copies)}
     link = peers.Link(nbytes, device, host)
     return _Setup(subject, Watch(subject.actor), link, {**others, **saver, **naive}, no_saver + no_naive)
@@ -84,11 +84,11 @@ def _turns(setup: _Setup) -> dict[str, Turn]:
     return turns
 
 
-def _first(setup: _Setup) -> dict[str, dict[str, float]]:
+def _first(setup: _Setup, rest: float) -> dict[str, dict[str, float]]:
     """The first sleep and wake of each that is not slow anyway: buffers are made, pages locked. Seconds."""
     turns = {name: turn for name, turn in _turns(setup).items() if not turn.once and name != _CLEAN}
     turns[_DIRTY] = Turn(turns[_DIRTY].steps)  # the weights it was attached with have no other copy either
-    found = in_turns(turns, 1)
+    found = in_turns(turns, 1, rest)
     return {name: {step: times.done for step, times in steps.items()} for name, steps in found.items()}
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lifecycle.bench.packing import Memory, Shapes, cut, in_layer
 from lifecycle.bench.shapes import LAYERS, VOCABULARY, llama_shapes
-from lifecycle.memory.moves import BLOCK
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+_ANYWHERE = Memory()
 _SCORED = 256  # tokens whose logits are made: those of all would be larger than the weights
 
 
@@ -44,9 +42,9 @@ class Decoder(nn.Module):
         per_layer: dict[int, dict[str, Tensor]] = {}
         outer: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            found = _LAYER.search(name)
+            found = in_layer(name)
             if found:
-                per_layer.setdefault(int(found[1]), {})[found[2]] = tensor
+                per_layer.setdefault(found[0], {})[found[1]] = tensor
             else:
                 outer[name] = tensor
         embedding = next(name for name in outer if "embed" in name)
@@ -66,32 +64,27 @@ class Decoder(nn.Module):
 
 
 def decoder(
-    nbytes: int, device: torch.device, seed: int = 0, layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
+    nbytes: int,
+    device: torch.device,
+    seed: int = 0,
+    layers: int = LAYERS,
+    vocabulary_of_hidden: float = VOCABULARY,
+    memory: Memory = _ANYWHERE,
 ) -> Decoder:
-    """One of about ``nbytes`` bytes of bf16. Allocate it inside ``lifecycle.region("weights")``."""
-    return Decoder(random_weights(nbytes, device, seed, layers, vocabulary_of_hidden))
+    """One of about ``nbytes`` bytes of bf16, allocated in ``memory``."""
+    return Decoder(random_weights(llama_shapes(nbytes, layers, vocabulary_of_hidden), device, seed, memory))
 
 
 def random_weights(
-    nbytes: int, device: torch.device, seed: int = 0, layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
+    shapes: Shapes, device: torch.device, seed: int = 0, memory: Memory = _ANYWHERE
 ) -> dict[str, Tensor]:
-    """Tensors of a decoder, each with memory of its own. Random throughout, since zeros would hide missing bytes."""
+    """bf16 of these shapes, by name. Random throughout, since zeros would hide missing bytes."""
     generator = torch.Generator(device).manual_seed(seed)
-    shapes = llama_shapes(nbytes, layers, vocabulary_of_hidden)
-    return {name: _random(shape, device, generator) for name, shape in shapes.items()}
-
-
-def reserved(
-    pieces: str, nbytes: int, layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
-) -> tuple[int, ...]:
-    """Pieces for ``lifecycle.region(reserve=...)``: of such a model's "layer"s, of all of the "model", or none, for
-    which torch takes one per large "tensor". Its allocator cuts whole blocks of 512 bytes."""
-    sizes: dict[str, int] = {}
-    for name, shape in llama_shapes(nbytes, layers, vocabulary_of_hidden).items():
-        layer = _LAYER.search(name)
-        owner = "" if pieces == "model" else layer[1] if layer else name
-        sizes[owner] = sizes.get(owner, 0) + -(-2 * math.prod(shape) // BLOCK) * BLOCK
-    return () if pieces == "tensor" else tuple(size for size in sizes.values() if size >= 1 << 20)
+    tensors: dict[str, Tensor] = {}
+    for piece in cut(memory.pieces, shapes):
+        with memory.region(piece.reserve):
+            tensors |= {name: _random(shapes[name], device, generator) for name in piece.names}
+    return tensors
 
 
 def tokens_for(model: Decoder, count: int, seed: int = 0) -> Tensor:

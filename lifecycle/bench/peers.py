@@ -5,7 +5,9 @@ Each peer has memory of its own, shaped like the model's. ``sleep`` and ``wake``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -13,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from lifecycle.bench import saver
-from lifecycle.bench.model import random_weights, reserved
+from lifecycle.bench.model import random_weights
+from lifecycle.bench.packing import Memory, Shapes
 from lifecycle.bench.saver import missing_saver
+from lifecycle.bench.shapes import llama_shapes
 from lifecycle.hoststore.base import tensor_over
 from lifecycle.hoststore.pinned import PinnedStore
 from lifecycle.memory.arena import ArenaBackend
@@ -54,13 +58,11 @@ class SaverPool:
     """
 
     def __init__(
-        self, nbytes: int, device: torch.device, backup: bool, retain: bool = False, pieces: str = "tensor"
+        self, shapes: Shapes, device: torch.device, backup: bool, retain: bool = False, pieces: str = "tensor"
     ) -> None:
         self._tag, self._retain = f"bench-peer-{next(_numbers)}", retain
         with saver.allocating(self._tag, backup) as self._saver:
-            # as ``lifecycle.region(..., reserve=...)`` does
-            [torch.empty(size, dtype=torch.uint8, device=device) for size in reserved(pieces, nbytes)]
-            self.tensors = random_weights(nbytes, device)
+            self.tensors = random_weights(shapes, device, memory=Memory(pieces, partial(_reserving, device)))
 
     def sleep(self) -> None:
         self._saver.retain_cpu_backup = self._retain  # the process's; each pool sets it for itself
@@ -72,11 +74,18 @@ class SaverPool:
         self._saver.retain_cpu_backup = False
 
 
+@contextmanager
+def _reserving(device: torch.device, nbytes: int) -> Iterator[None]:
+    """As ``lifecycle.region(..., reserve=nbytes)``: torch keeps the memory, and cuts what comes next from it."""
+    torch.empty(nbytes, dtype=torch.uint8, device=device)
+    yield
+
+
 class StorageRelease:
     """Storages resized to nothing and back, contents lost."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.tensors = random_weights(nbytes, device)
+    def __init__(self, shapes: Shapes, device: torch.device) -> None:
+        self.tensors = random_weights(shapes, device)
         self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self.tensors.values()]
 
     def sleep(self) -> None:
@@ -92,8 +101,8 @@ class StorageRelease:
 class ArenaRelease:
     """The pages of CPU tensors dropped and taken again, contents lost."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.tensors = random_weights(nbytes, device)
+    def __init__(self, shapes: Shapes, device: torch.device) -> None:
+        self.tensors = random_weights(shapes, device)
         self._backend = ArenaBackend()
         self._backend.adopt(Slot.TRAINED, Region.WEIGHTS, self.tensors)
 
@@ -190,18 +199,20 @@ class PairSwitch:
 
 
 def bare_release(
-    backend: str, nbytes: int, device: torch.device, pieces: str
+    backend: str, shapes: Shapes, device: torch.device, pieces: str
 ) -> SaverPool | StorageRelease | ArenaRelease:
     """What the backend of that name does to give memory back and take it again, and nothing beside it.
+
+    A pool's pause and resume depend on its pieces: for a limit give the shapes of the tensors that ours has.
 
     Raises ValueError for a backend that is not known here.
     """
     if backend == "torch_memory_saver":
-        return SaverPool(nbytes, device, backup=False, pieces=pieces)
+        return SaverPool(shapes, device, backup=False, pieces=pieces)
     if backend == "storage":
-        return StorageRelease(nbytes, device)
+        return StorageRelease(shapes, device)
     if backend == "arena":
-        return ArenaRelease(nbytes, device)
+        return ArenaRelease(shapes, device)
     raise ValueError(f"memory={backend!r}: the benchmark knows torch_memory_saver, storage and arena")
 
 
@@ -211,8 +222,8 @@ def saver_peers(nbytes: int, device: torch.device) -> tuple[dict[str, Peer], tup
     if reason is not None:
         return {}, (f"torch-memory-saver's backups: {reason}",)
     return {
-        SAVER_RETAINED: SaverPool(nbytes, device, backup=True, retain=True),
-        SAVER_DEFAULT: SaverPool(nbytes, device, backup=True),
+        SAVER_RETAINED: SaverPool(llama_shapes(nbytes), device, backup=True, retain=True),
+        SAVER_DEFAULT: SaverPool(llama_shapes(nbytes), device, backup=True),
     }, ()
 
 
@@ -227,7 +238,7 @@ def naive_peers(nbytes: int, device: torch.device) -> tuple[dict[str, Peer], tup
     """``.to()``, by name; and what is left out, why."""
     if device.type == "cpu":
         return {}, (f"{NAIVE}: on the CPU it moves nothing",)
-    return {NAIVE: NaiveTo(random_weights(nbytes, device))}, ()
+    return {NAIVE: NaiveTo(random_weights(llama_shapes(nbytes), device))}, ()
 
 
 def _stream() -> torch.cuda.Stream:

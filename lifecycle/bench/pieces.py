@@ -1,89 +1,119 @@
 """How long a pool takes to go and come by the pieces it is made of: few large ones, or many small ones.
 
-The memory saver maps piece by piece, and what it maps is cleared by the driver before bytes can come: in the resume or
-behind it. So what counts is a pause, and a resume together with a copy right behind it.
+The memory saver unmaps and maps piece by piece, so a pause and a resume take longer the more there are. NVIDIA's driver
+clears what a pause has given back, in the background and with the device's copy engines (see ``in_turns``), which a
+copy right behind a pause may have to share. So it is measured there and after a rest, with the resume ahead of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from lifecycle.bench import peers, saver
 from lifecycle.bench.machine import machine_facts
 from lifecycle.bench.result import Group, Result, bar
 from lifecycle.bench.subject import Options, device_here
-from lifecycle.bench.timing import Turn, idle, in_turns
+from lifecycle.bench.timing import Times, Turn, idle, in_turns
 from lifecycle.errors import MissingExtra
 
 _MIB = 1 << 20
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)  # MiB; and all in one
+PAUSE, RESUME = "bare pause", "bare resume"
+BEHIND, RESTED = "resume and copy right behind a pause", "resume and copy after a rest"
+
+Found = Mapping[str, Mapping[str, Times]]
 
 
+@frozen(eq=False)
 class _Pool:
-    """A pool of pieces of one size, and host memory for what they hold."""
+    """A pool of pieces of one size, paused but for when it is measured, so that any number fit beside each other.
 
-    def __init__(self, tag: str, nbytes: int, piece: int, host: Tensor) -> None:
-        self._tag, self._host = tag, host
-        with saver.allocating(tag, backup=False) as self._saver:
-            starts = range(0, nbytes, piece)
-            self._pieces = [_filled(min(piece, nbytes - start)) for start in starts]
-        idle()  # memory that a kernel still writes to must not go
+    ``host``: uint8, as long as all pieces, page-locked. The device must be idle whenever one of these is called.
+    """
 
-    def sleep(self) -> None:
-        self._saver.pause(self._tag)
+    tag: str
+    saver: Any
+    pieces: tuple[Tensor, ...]
+    host: Tensor
 
-    def wake(self) -> None:
-        self._saver.resume(self._tag)
+    def pause(self) -> None:
+        self.saver.pause(self.tag)
 
-    def wake_and_copy(self) -> None:
-        self.wake()
+    def resume(self) -> None:
+        self.saver.resume(self.tag)
+
+    def resume_and_copy(self) -> None:
+        self.resume()
         start = 0
-        for piece in self._pieces:
-            piece.copy_(self._host[start : start + piece.numel()], non_blocking=True)
+        for piece in self.pieces:
+            piece.copy_(self.host[start : start + piece.numel()], non_blocking=True)
             start += piece.numel()
 
+    def turn(self) -> Turn:
+        """From paused to paused. Of all steps one is not rested before: the copy right behind the pause."""
+        steps = {RESUME: self.resume, PAUSE: self.pause, BEHIND: self.resume_and_copy, RESTED: self.resume_and_copy}
+        return Turn(steps, each=self._pause_again, at_once=(BEHIND,))
 
-def _filled(nbytes: int) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device=device_here()).fill_(1)
+    def _pause_again(self, step: str) -> None:
+        if step in (BEHIND, RESTED):
+            self.pause()
+
+
+def _paused_pool(tag: str, sizes: tuple[int, ...], host: Tensor) -> _Pool:
+    with saver.allocating(tag, backup=False) as saver_here:
+        # torch takes a segment of its own for each that has 10 MiB or more
+        pieces = tuple(torch.empty(nbytes, dtype=torch.uint8, device=device_here()) for nbytes in sizes)
+    pool = _Pool(tag, saver_here, pieces, host)
+    idle()
+    pool.pause()
+    return pool
+
+
+def _split(nbytes: int) -> dict[str, tuple[int, ...]]:
+    """By name, the bytes of each piece: of all sizes that are smaller than the whole, and the whole."""
+    sizes = {f"pieces of {size} MiB": size * _MIB for size in SIZES if size * _MIB < nbytes} | {"all in one": nbytes}
+    return {name: tuple(min(size, nbytes - start) for start in range(0, nbytes, size)) for name, size in sizes.items()}
 
 
 def measure(options: Options) -> Result:
-    """Raises MissingExtra without CUDA or the memory saver."""
+    """Needs the bytes in host memory and twice on the device. Raises MissingExtra without CUDA or the memory saver."""
     if (why := saver.missing_saver()) is not None:
         raise MissingExtra(f"bench pieces ({why})", "torch-memory-saver", "cuda")
-    nbytes, device = options.nbytes, device_here()
+    nbytes = options.nbytes
     host = peers.host_buffer(nbytes)
-    host.fill_(1)
-    link = peers.Link(nbytes, device, host)
-    turns: dict[str, Turn] = {}
-    for size in (*SIZES, nbytes // _MIB):
-        pool = _Pool(f"bench-pieces-{size}", nbytes, min(size * _MIB, nbytes), host)
-        pool.sleep()  # so that all of them fit beside each other
-        turns[_name(size, nbytes)] = Turn({"wake": pool.wake_and_copy, "sleep": pool.sleep}, idle)
-        turns[f"{_name(size, nbytes)}, bare"] = Turn({"wake": pool.wake, "sleep": pool.sleep})
-    turns[peers.PLAIN] = Turn({"wake": link.into})
-    found = in_turns(turns, options.rounds)
-    names = [_name(size, nbytes) for size in (*SIZES, nbytes // _MIB)]
-    copy = found[peers.PLAIN]["wake"].done
-    pauses = [bar(name, "ours", found[name]["sleep"]) for name in names]
-    bare = [bar(name, "ours", found[f"{name}, bare"]["wake"]) for name in names]
-    wakes = [bar(name, "ours", found[name]["wake"]) for name in names]
-    groups = (
-        Group("a pause", "s", pauses),
-        Group("a bare resume", "s", bare),
-        Group("a resume and a copy behind it", "s", wakes, copy, peers.PLAIN),
-    )
+    link = peers.Link(nbytes, device_here(), host)
+    link.out()  # something that is not zero
+    split = _split(nbytes)
+    turns = {name: _paused_pool(f"bench-pieces-{sizes[0]}", sizes, host).turn() for name, sizes in split.items()}
+    found = in_turns({**turns, peers.PLAIN: Turn({"in": link.into})}, options.rounds, options.rest)
+    return _result(options, split, found)
+
+
+def _result(options: Options, split: Mapping[str, tuple[int, ...]], found: Found) -> Result:
+    copy = found[peers.PLAIN]["in"].done
+    groups = [Group(step, "s", [bar(name, "ours", found[name][step]) for name in split]) for step in (PAUSE, RESUME)]
+    for step in (BEHIND, RESTED):
+        bars = [bar(name, "ours", found[name][step]) for name in split]
+        groups.append(Group(step, "s", bars, copy, peers.PLAIN))
     figures = {
-        name: {
-            "pause": found[name]["sleep"].done,
-            "bare_resume": found[f"{name}, bare"]["wake"].done,
-            "resume_and_copy": found[name]["wake"].done,
-        }
-        for name in names
+        "nbytes": options.nbytes,
+        "plain_copy": copy,
+        "pieces": {
+            name: {
+                "count": len(sizes),
+                "piece_bytes": sizes[0],
+                "bare_pause": found[name][PAUSE].done,
+                "bare_resume": found[name][RESUME].done,
+                "resume_and_copy_behind_a_pause": found[name][BEHIND].done,
+                "resume_and_copy_after_a_rest": found[name][RESTED].done,
+            }
+            for name, sizes in split.items()
+        },
     }
-    return Result("pieces", machine_facts(), options.to_plain(), groups, {"plain_copy": copy, "pieces": figures})
-
-
-def _name(mib: int, nbytes: int) -> str:
-    return "all in one" if mib * _MIB >= nbytes else f"pieces of {mib} MiB"
+    settings = {"gib": options.gib, "rounds": options.rounds, "rest": options.rest}
+    return Result("pieces", machine_facts(), settings, tuple(groups), figures)

@@ -10,7 +10,9 @@ from attrs import frozen
 from lifecycle.bench import formula, peers
 from lifecycle.bench.formula import Moved, Step
 from lifecycle.bench.model import random_weights
+from lifecycle.bench.packing import Shapes
 from lifecycle.bench.saver import missing_saver
+from lifecycle.bench.shapes import llama_shapes
 from lifecycle.bench.timing import idle
 
 _OPTIMIZER = 6  # times the weights: 12 bytes beside each 2
@@ -40,8 +42,13 @@ def step_peers(
     return {**found, formula.SAVER: _saver(weights, device, shown)}, ()
 
 
+def _shapes(weights: int) -> tuple[Shapes, Shapes]:
+    """Of the weights and of what stands for the optimizer's state."""
+    return llama_shapes(weights), llama_shapes(_OPTIMIZER * weights)
+
+
 def _every_time(weights: int, device: torch.device, shown: int, backend: str) -> StepPeer:
-    regions = [peers.bare_release(backend, nbytes, device, "tensor") for nbytes in (weights, _OPTIMIZER * weights)]
+    regions = [peers.bare_release(backend, shapes, device, "tensor") for shapes in _shapes(weights)]
     tensors = [list(region.tensors.values()) for region in regions]
     of_weights, of_optimizer = (peers.TensorCopies(t, peers.host_buffer(peers.host_bytes(t))) for t in tensors)
     for region in regions:
@@ -63,7 +70,7 @@ def _every_time(weights: int, device: torch.device, shown: int, backend: str) ->
 
 
 def _saver(weights: int, device: torch.device, shown: int) -> StepPeer:
-    pools = [peers.SaverPool(nbytes, device, backup=True) for nbytes in (weights, _OPTIMIZER * weights)]
+    pools = [peers.SaverPool(shapes, device, backup=True) for shapes in _shapes(weights)]
     tensors = [list(pool.tensors.values()) for pool in pools]
     copies = peers.TensorCopies(tensors[0], peers.host_buffer(peers.host_bytes(tensors[0])))
     for pool in pools:
@@ -83,8 +90,7 @@ def _saver(weights: int, device: torch.device, shown: int) -> StepPeer:
 
 
 def _naive(weights: int, device: torch.device, shown: int) -> StepPeer:
-    tensors = random_weights(weights, device)
-    state = random_weights(_OPTIMIZER * weights, device)
+    tensors, state = (random_weights(shapes, device) for shapes in _shapes(weights))
     least = formula.naive(_step(list(tensors.values()), list(state.values()), shown))
     model, optimizer = peers.NaiveTo(tensors), peers.NaiveTo(state)
     del tensors, state  # the peers hold them now, and let go of the device's

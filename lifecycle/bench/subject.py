@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +14,23 @@ from attrs import asdict, define, field, frozen
 
 import lifecycle
 from lifecycle.actions import IN, OUT
-from lifecycle.bench.model import Decoder, change, decoder, reserved, weights_bytes
-from lifecycle.bench.shapes import LAYERS, VOCABULARY
+from lifecycle.bench.model import Decoder, change, random_weights, weights_bytes
+from lifecycle.bench.packing import Memory, Shapes, require_pieces
+from lifecycle.bench.shapes import LAYERS, VOCABULARY, llama_shapes
 from lifecycle.config import LifecycleConfig
 from lifecycle.controller import ActorLifecycle
 from lifecycle.journal import Record
 
 GIB = 2**30
-PIECES = ("tensor", "layer", "model")
 
 
 @frozen
 class Options:
     """What all benchmarks of memory share. ``memory``, ``host`` and ``verify`` as the actor takes them.
 
-    ``pieces``: one per "tensor", per "layer", or one for the whole "model"; see ``lifecycle.bench.pieces``.
+    ``pieces``: one per "tensor", per "layer", one for the whole "model", or of so many MiB, like "64"; see
+    ``lifecycle.bench.pieces``. ``rest``: seconds that the device is idle before everything that is timed; see
+    ``in_turns``. Raises ValueError for pieces that are none of these.
     """
 
     gib: float = 8.0
@@ -35,7 +38,8 @@ class Options:
     memory: str = "auto"
     host: str = "auto"
     verify: str = "always"
-    pieces: str = "layer"
+    pieces: str = field(default="layer", validator=lambda _, __, pieces: require_pieces(pieces))
+    rest: float = 0.25
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +51,9 @@ class Options:
 
 @frozen(eq=False)
 class Subject:
-    """A model with random weights, and its actor."""
+    """A model with random weights of these ``shapes``, and its actor."""
 
+    shapes: Shapes
     model: Decoder
     actor: ActorLifecycle
 
@@ -76,13 +81,13 @@ def attached(
     options: Options, tags: tuple[str, ...] = (), layers: int = LAYERS, vocabulary_of_hidden: float = VOCABULARY
 ) -> Iterator[Subject]:
     """A model of that size, allocated as the actor's memory backend wants it, and the actor, awake."""
-    reserve = reserved(options.pieces, options.nbytes, layers, vocabulary_of_hidden)
-    with lifecycle.region("weights", memory=options.memory, reserve=reserve):
-        model = decoder(options.nbytes, device_here(), 0, layers, vocabulary_of_hidden)
+    region = partial(lifecycle.region, "weights", "actor", options.memory)
+    shapes = llama_shapes(options.nbytes, layers, vocabulary_of_hidden)
+    model = Decoder(random_weights(shapes, device_here(), memory=Memory(options.pieces, region)))
     model.eval()
     config = LifecycleConfig(verify=options.verify)  # type: ignore[arg-type]
     with ActorLifecycle(model, tags=tags, memory=options.memory, host=options.host, config=config) as actor:
-        yield Subject(model, actor)
+        yield Subject(shapes, model, actor)
 
 
 @frozen

@@ -15,6 +15,7 @@ from lifecycle.bench.machine import machine_facts
 from lifecycle.bench.model import random_weights
 from lifecycle.bench.peers import NAIVE, PER_TENSOR, SAVER_DEFAULT, PairSwitch
 from lifecycle.bench.result import Accepted, Bar, Group, Result, bar, by_length
+from lifecycle.bench.shapes import llama_shapes
 from lifecycle.bench.subject import Options, Subject, Watch, attached, device_here
 from lifecycle.bench.timing import Peak, Times, Turn, in_turns, peak_memory
 from lifecycle.memory.moves import CHUNK
@@ -42,7 +43,7 @@ def measure(options: Options) -> Result:
         setup = _set_up(subject)
         in_turns({name: turn for name, turn in setup.turns.items() if not turn.once}, 1)  # buffers, locked pages
         setup.watch.seen.clear()
-        found = in_turns(setup.turns, options.rounds)
+        found = in_turns(setup.turns, options.rounds, options.rest)
         return _result(options, setup, found, _peak(subject))
 
 
@@ -67,7 +68,7 @@ def _our_turn(subject: Subject, watch: Watch) -> Turn:
 
 def _plain_turns(subject: Subject) -> dict[str, Turn]:
     nbytes, device = subject.nbytes, device_here()
-    tensors = list(random_weights(nbytes, device).values())
+    tensors = list(random_weights(llama_shapes(nbytes), device).values())
     out, into = (peers.host_buffer(max(nbytes, peers.host_bytes(tensors))) for _ in range(2))
     both = peers.BothWays(peers.Link(nbytes, device, out), peers.Link(nbytes, device, into))
     backup, restore = peers.TensorCopies(tensors, out), peers.TensorCopies(tensors, into)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,13 +49,15 @@ class Turn:
     """Something to time: its ``steps`` by name, one after the other, each by itself.
 
     ``before`` runs ahead of the first step and ``each`` after every one of them, told its name, outside the timed
-    region. ``once``: so slow that one round suffices.
+    region. ``once``: so slow that one round suffices. ``at_once``: steps that come right behind the one before, without
+    the rest that is between others.
     """
 
     steps: Mapping[str, Callable[[], object]]
     before: Callable[[], object] = lambda: None
     each: Callable[[str], object] = lambda name: None
     once: bool = False
+    at_once: Container[str] = ()
 
 
 def idle() -> None:
@@ -73,21 +75,30 @@ def timed(call: Callable[[], object]) -> Took:
     return Took(returned - began, time.perf_counter() - began)
 
 
-def in_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, Times]]:
-    """Time every step of each of them ``rounds`` times, by their names; every round begins with another one."""
+def in_turns(turns: Mapping[str, Turn], rounds: int, rest: float = 0.0) -> dict[str, dict[str, Times]]:
+    """Time every step of each of them ``rounds`` times, by their names; every round begins with another one.
+
+    Before each step the device is idle for ``rest`` seconds, which are not timed. Minutes lie between a sleep and a
+    wake in use. Behind one another, the wake's copy would share the copy engines with the driver, which clears in the
+    background what the sleep gave back: ``scrubSubmitPages``, called by ``pmaFreePages``, in
+    https://github.com/NVIDIA/open-gpu-kernel-modules. ``lifecycle bench pieces`` measures both.
+    """
     took: dict[str, dict[str, list[Took]]] = {name: {step: [] for step in turn.steps} for name, turn in turns.items()}
     names = list(turns)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             if number == 0 or not turns[name].once:
-                _take(turns[name], took[name])
+                _take(turns[name], took[name], rest)
     return {name: {step: Times(tuple(found)) for step, found in steps.items()} for name, steps in took.items()}
 
 
-def _take(turn: Turn, took: Mapping[str, list[Took]]) -> None:
+def _take(turn: Turn, took: Mapping[str, list[Took]], rest: float) -> None:
     turn.before()
     for step, run in turn.steps.items():
+        if rest and step not in turn.at_once:
+            idle()
+            time.sleep(rest)
         took[step].append(timed(run))
         turn.each(step)
 

@@ -46,7 +46,7 @@ def measure(options: Options) -> Result:
     with attached(options, layers=_STACK, vocabulary_of_hidden=_VOCABULARY) as subject, torch.no_grad():
         setup = _set_up(subject, options.pieces)
         in_turns(setup.turns, 1)
-        found = in_turns(setup.turns, options.rounds)
+        found = in_turns(setup.turns, options.rounds, options.rest)
         return _result(options, setup, found, _note(setup.wrong))
 
 
@@ -62,7 +62,7 @@ def _note(wrong: Sequence[str]) -> str:
 def _set_up(subject: Subject, pieces: str) -> _Setup:
     nbytes, device, actor, model = subject.nbytes, device_here(), subject.actor, subject.model
     link = peers.Link(nbytes, device, peers.host_buffer(nbytes))
-    bare = peers.bare_release(actor.memory.name, nbytes, device, pieces)
+    bare = peers.bare_release(actor.memory.name, subject.shapes, device, pieces)
     tokens = _calibrated(model, link)
     expected = model(tokens).clone()
     wrong: list[str] = []
