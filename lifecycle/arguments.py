@@ -8,7 +8,7 @@ does not exist is refused when it is set, with the reason: ignoring it would be 
 from __future__ import annotations
 
 from argparse import ArgumentParser, BooleanOptionalAction
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from attrs import field, fields_dict, frozen
@@ -16,6 +16,9 @@ from attrs import field, fields_dict, frozen
 from lifecycle.config import KEEPABLE, LifecycleConfig
 
 _T = TypeVar("_T", bound=ArgumentParser)
+
+#: Given by mistake, these would look like a namespace in which nothing is set.
+_NO_NAMESPACE = (ArgumentParser, str, bytes, int, float, Sequence, Set)
 
 
 @frozen
@@ -190,7 +193,8 @@ def settings(namespace: Any) -> dict[str, Any]:
     """What the namespace (or mapping) sets of LifecycleConfig, by field; a value of None sets nothing.
 
     A field ``x`` is read from ``lifecycle_x``, or from the option that gives it. Raises ValueError naming option and
-    value for one that can not be used, and for an option whose machinery does not exist.
+    value for one that can not be used, and for an option whose machinery does not exist; TypeError for what holds no
+    options.
     """
     _refuse_unbuilt(namespace)
     found: dict[str, Any] = {}
@@ -294,7 +298,14 @@ def _positive(namespace: Any, dest: str) -> int | None:
 
 
 def _get(namespace: Any, dest: str) -> Any:
-    return namespace.get(dest) if isinstance(namespace, Mapping) else getattr(namespace, dest, None)
+    if isinstance(namespace, Mapping):
+        return namespace.get(dest)
+    if namespace is None or isinstance(namespace, _NO_NAMESPACE):
+        raise TypeError(
+            f"{namespace!r} ({type(namespace).__name__}) holds no options: give what parser.parse_args() returns, "
+            "another object whose attributes are options, or a mapping; for the default settings LifecycleConfig()"
+        )
+    return getattr(namespace, dest, None)
 
 
 def _told(dest: str) -> str:

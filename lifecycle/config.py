@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from attrs import field, frozen
-from attrs.validators import ge, in_, instance_of
+from attrs import Attribute, field, frozen
+from attrs.validators import in_, instance_of
 
 from states.resources import Region
 
@@ -21,6 +21,19 @@ def _regions(names: Iterable[str]) -> frozenset[Region]:
     if wrong:
         raise ValueError(f"keep={wrong}: regions that may be kept while asleep are {', '.join(sorted(known))}")
     return frozenset(known[str(name)] for name in names)
+
+
+def _whole(least: int) -> Callable[[Any, Attribute[int], Any], None]:
+    """A number of this or more. True and False are no numbers here, though Python counts them among its integers."""
+
+    def validate(config: Any, attribute: Attribute[int], value: Any) -> None:
+        told = f"{attribute.name}={value!r}: give a whole number, {least} or more"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{told} (an int, not {type(value).__name__})")
+        if value < least:
+            raise ValueError(told)
+
+    return validate
 
 
 @frozen(kw_only=True)
@@ -47,10 +60,10 @@ class LifecycleConfig:
     on_abort: Literal["restore", "keep"] = field(default="restore", validator=in_(("restore", "keep")))
     when_busy: Literal["refuse", "wait"] = field(default="refuse", validator=in_(("refuse", "wait")))
     verify: Literal["always", "sample", "never"] = field(default="always", validator=in_(("always", "sample", "never")))
-    memory_margin_bytes: int = field(default=0, validator=[instance_of(int), ge(0)])
+    memory_margin_bytes: int = field(default=0, validator=_whole(0))
     keep: frozenset[Region] = field(default=frozenset(), converter=_regions)
     journal: str | os.PathLike[str] | None = None
-    journal_records: int = field(default=100_000, validator=[instance_of(int), ge(1)])
+    journal_records: int = field(default=100_000, validator=_whole(1))
     protect_copies: bool = field(default=False, validator=instance_of(bool))
     drop_workspaces: bool = field(default=True, validator=instance_of(bool))
     rest_on_disk: str | os.PathLike[str] | None = None
@@ -61,7 +74,7 @@ class LifecycleConfig:
         its default.
 
         A field ``x`` may also be given as ``lifecycle_x``. Raises ValueError naming the option, for a value that can
-        not be used and for an option whose machinery does not exist.
+        not be used and for an option whose machinery does not exist; TypeError for what holds no options at all.
         """
         from lifecycle.arguments import settings
 

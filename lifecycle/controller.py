@@ -30,7 +30,6 @@ from lifecycle.errors import (
     LifecycleError,
     SyncFailed,
 )
-from lifecycle.executor import Traffic
 from lifecycle.hoststore.base import HostStore
 from lifecycle.journal import Journal
 from lifecycle.manifest import Manifest
@@ -40,6 +39,7 @@ from lifecycle.plan import Plan, Table, make_plan, public_events
 from lifecycle.rollout.base import PauseMode, RolloutEngine
 from lifecycle.scopes import Scopes
 from lifecycle.sync.session import SyncSession
+from lifecycle.traffic import Traffic
 from lifecycle.versions import ACTOR, Version
 from lifecycle.work import own_facts
 from lifecycle.world import World

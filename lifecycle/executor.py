@@ -20,13 +20,15 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from lifecycle.actions import BOTH, IN, OUT, Action, Call, Probe
+from lifecycle.actions import Action, Call, Probe
+from lifecycle.asking import asked_once
 from lifecycle.errors import VerificationFailed
 from lifecycle.journal import Journal
 from lifecycle.outcome import Settings, after, during, looked_again, refuted
 from lifecycle.plan import PlannedEffect
+from lifecycle.traffic import Traffic, avoided_bytes
 from lifecycle.versions import Facts
-from lifecycle.work import actions, avoided_bytes
+from lifecycle.work import actions
 from states.resources import SLOT_REGION
 from states.spec import Effect, FlatRow
 
@@ -63,22 +65,6 @@ class EffectStopped(Exception):
 
 
 @define
-class Traffic:
-    """Bytes moved so far between device and host, in all and per region, and bytes that needed no move."""
-
-    device_to_host: int = 0
-    host_to_device: int = 0
-    avoided: int = 0
-    per_region: dict[str, dict[str, int]] = field(factory=dict)
-
-    def count(self, direction: str, region: str, nbytes: int) -> None:
-        for way in (OUT, IN) if direction == BOTH else (direction,):
-            setattr(self, way, getattr(self, way) + nbytes)
-            by_direction = self.per_region.setdefault(region, {})
-            by_direction[way] = by_direction.get(way, 0) + nbytes
-
-
-@define
 class Executor:
     """Holds the facts while a row runs; ``moving`` and ``facts`` may be read from any thread."""
 
@@ -96,11 +82,11 @@ class Executor:
             return
         inverses: list[str] = []
         committed_to = False  # whether a point of no return has been passed
-        name = ""
+        name, asked = "", asked_once(self.world)
         try:
             for effect in row.effects:
                 name = effect.name
-                todo = actions(effect, self.facts, call, self.world)
+                todo = actions(effect, self.facts, call, asked)
                 if not todo:
                     self.world.left_undone(name, call)
                     continue
@@ -112,6 +98,7 @@ class Executor:
                 if effect.inverse is not None:
                     inverses.append(effect.inverse)
                 self._do(name, todo, call)
+                asked = asked_once(self.world)
         except BaseException as cause:
             self.look_again(syncing=call.event == "start_sync")
             undone = self._unwind(inverses, call, cause)

@@ -67,7 +67,7 @@ class Hooks:
         self._optimizers = weakref.WeakSet(optimizers)
         self._names = {id(tensor): name for name, tensor in (parameters or {}).items()}
         self._parameters = weakref.WeakValueDictionary({id(t): t for t in (parameters or {}).values()})
-        self._listening: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._unheard: list[weakref.ref[Tensor]] = [*self._parameters.valuerefs()]  # whose backward no hook hears yet
         self._gate: Callable[[], Gate | None] = _no_gate
         self._handles: list[RemovableHandle] = []
         self._guards: list[RemovableHandle] = []
@@ -111,7 +111,7 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._listening.clear()
+        self._unheard = [*self._parameters.valuerefs()]
         _unwatch_steps(self)
 
     def guard(self, released: bool) -> None:
@@ -159,11 +159,12 @@ class Hooks:
 
     def listen(self) -> None:
         """Hear the backward of every parameter that needs a gradient, also of those unfrozen since the last call."""
-        for key, tensor in self._parameters.items():
-            if tensor.requires_grad and key not in self._listening:
-                self._listening[key] = tensor
+        parameters = [tensor for reference in self._unheard if (tensor := reference()) is not None]
+        for tensor in parameters:
+            if tensor.requires_grad:
                 self._put(tensor.register_hook, self._gradient_arrives)
                 self._put(tensor.register_post_accumulate_grad_hook, self._gradient_written)
+        self._unheard = [weakref.ref(tensor) for tensor in parameters if not tensor.requires_grad]
 
     def _put(self, register: Callable[..., RemovableHandle], hook: Callable[..., Any]) -> None:
         self._handles.append(register(hook))

@@ -50,15 +50,14 @@ class Looking:
 
     def optimizer_appeared(self) -> bool:
         """Whether optimizer state exists that the backend does not own, or is gone that it does."""
-        if Region.OPTIMIZER not in self.backend.resident():
+        if not (self.adapter.has_optimizer() or self._optimizer) or Region.OPTIMIZER not in self.backend.resident():
             return False
         try:
-            now = {owned.name: owned.tensor for owned in self.adapter.optimizer_tensors()}
+            now = self.adapter.optimizer_tensors()
         except ManifestError:
             return True  # something is wrong with it: the structure's check says what, or else the adoption
-        return now.keys() != self._optimizer.keys() or any(
-            now[name] is not own for name, own in self._optimizer.items()
-        )
+        known = self._optimizer
+        return len(now) != len(known) or any(known.get(owned.name) is not owned.tensor for owned in now)
 
     def keeps_addresses(self) -> bool:
         return self.backend.keeps_addresses

@@ -60,8 +60,7 @@ def during(facts: Facts, action: Action) -> Facts:
         return evolve(facts, backups={**facts.backups, **ids})
     if action.do == "pause":
         assert action.region is not None
-        gone = v.paused(facts, action.region)
-        return evolve(facts, device=gone.device, arriving=gone.arriving)  # contents are lost before the memory is
+        return v.contents_lost(facts, action.region)  # before the memory is
     if action.do == "bring_back":
         home = {**facts.version_of(ACTOR).parts, **facts.backups}  # anything else may be written over
         return evolve(facts, device={slot: part for slot, part in facts.device.items() if home.get(slot) == part})

@@ -19,11 +19,13 @@ from attrs import evolve
 
 from lifecycle import versions as v
 from lifecycle.actions import Call
+from lifecycle.asking import asked_once
 from lifecycle.errors import EffectFailed, Faulted, LifecycleError, TransitionRefused, UnknownTag
 from lifecycle.executor import EffectStopped, Executor, Failure, interrupts_held
 from lifecycle.journal import Kind
 from lifecycle.machine import RunningMachine
 from lifecycle.plan import ActorState, Table, find_row, first_event, holds, preview
+from lifecycle.references import prune
 from lifecycle.versions import Facts, Load, Phase
 from lifecycle.world import World
 from states.resources import VERSION_SLOTS, AnyFact, Region
@@ -116,11 +118,11 @@ class Steps:
             if first is None:
                 break
             self._step(first)
-        call = self._call(event, **arguments)
-        row = find_row(self._table, source, call.before, call, world, margin)
+        call, asked = self._call(event, **arguments), asked_once(world)
+        row = find_row(self._table, source, call.before, call, asked, margin)
         if isinstance(row, TransitionRefused):
             raise self._told_where(row)
-        planned = preview(row, call.before, call, world, world.settings())
+        planned = preview(row, call.before, call, asked, world.settings())
         began = time.perf_counter()
         try:
             self._machine.fire(row, lambda: self._executor.run(row, call, planned))
@@ -190,7 +192,7 @@ class Steps:
         self._guard_arriving()
 
     def _forget_unreferenced(self) -> None:
-        self._executor.facts = v.prune(self._executor.facts)
+        self._executor.facts = prune(self._executor.facts)
         self._world.free_unreferenced(self._executor.facts)
 
     def _guard_forward(self) -> None:

@@ -5,7 +5,7 @@ with an id and, once measured, a fingerprint. A *version* is one part per weight
 The device holds at most one part per slot (``device``), and each part may have a copy elsewhere (``copies``).
 Optimizer state and rest are not versioned: ``backups`` names the one current part of each. A part that is being
 written (open phase, open load) has no fingerprint yet. Every function here is pure: it takes ``Facts`` and returns
-``Facts``; mappings inside are never mutated. What is not referenced any more is dropped by ``prune``.
+``Facts``; mappings inside are never mutated. What is not referenced any more is dropped by ``references.prune``.
 """
 
 from __future__ import annotations
@@ -204,39 +204,7 @@ def sync_version(facts: Facts, tag: str) -> int:
     return next((lease.version for lease in facts.leases if lease.reader == "sync"), facts.tags[tag])
 
 
-def referenced_versions(facts: Facts) -> set[int]:
-    held = set(facts.tags.values()) | {lease.version for lease in facts.leases}
-    if facts.phase is not None:
-        held |= {facts.phase.version, facts.phase.base}
-    if facts.load is not None:
-        held.add(facts.load.version)
-    return held
-
-
-def referenced_parts(facts: Facts) -> set[int]:
-    """Parts that must not lose their last copy."""
-    held = {part for version in referenced_versions(facts) for part in facts.versions[version].parts.values()}
-    held |= set(facts.backups.values())
-    if facts.phase is not None:
-        held.add(facts.phase.optimizer_base)
-    return held
-
-
 # changing
-
-
-def prune(facts: Facts) -> Facts:
-    """Forget versions, parts and copies that nothing references. What the device holds stays known."""
-    versions, parts = referenced_versions(facts), referenced_parts(facts)
-    known = parts | set(facts.device.values())
-    return evolve(
-        facts,
-        versions={i: v for i, v in facts.versions.items() if i in versions},
-        parts={i: p for i, p in facts.parts.items() if i in known},
-        copies={i: c for i, c in facts.copies.items() if i in parts},
-        halves={slot: i for slot, i in facts.halves.items() if i in parts},
-        doubted=facts.doubted & parts,
-    )
 
 
 def fresh_parts(facts: Facts, slots: Iterable[Slot], nbytes: Mapping[Slot, int]) -> tuple[Facts, dict[Slot, int]]:
@@ -387,11 +355,17 @@ def backed_up(facts: Facts, slot: Slot, part: int) -> Facts:
     return evolve(facts, backups={**facts.backups, slot: part}, device={**facts.device, slot: part})
 
 
-def paused(facts: Facts, region: Region) -> Facts:
-    def rest(found: Mapping[Slot, int]) -> dict[Slot, int]:
-        return {slot: part for slot, part in found.items() if SLOT_REGION[slot] is not region}
+def contents_lost(facts: Facts, region: Region) -> Facts:
+    """The device holds nothing in this region any more."""
+    lost = {slot for slot in facts.device.keys() | facts.arriving.keys() if SLOT_REGION[slot] is region}
+    if not lost:
+        return facts
+    device = {slot: part for slot, part in facts.device.items() if slot not in lost}
+    return evolve(facts, device=device, arriving={s: p for s, p in facts.arriving.items() if s not in lost})
 
-    return evolve(facts, resident=facts.resident - {region}, device=rest(facts.device), arriving=rest(facts.arriving))
+
+def paused(facts: Facts, region: Region) -> Facts:
+    return evolve(contents_lost(facts, region), resident=facts.resident - {region})
 
 
 def resumed(facts: Facts, region: Region) -> Facts:

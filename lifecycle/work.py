@@ -381,21 +381,3 @@ def _own_work(effect: Effect, facts: Facts) -> tuple[Action, ...]:
     if changes and gives <= facts.own and takes.isdisjoint(facts.own) and changes.isdisjoint(facts.own_doubted):
         return ()
     return (Action(effect.name, own=effect),)
-
-
-def avoided_bytes(facts: Facts, call: Call) -> int:
-    """Weights bytes that this event leaves unmoved because they are where they are needed.
-
-    Compared with backing up the whole version at every sleep and restoring it at every switch, as boolean-guarded
-    trainers do (https://github.com/radixark/miles/pull/3128).
-    """
-    if call.event == "sleep":
-        return sum(facts.parts[part].nbytes for slot, part in facts.device.items() if _spared(facts, slot, part))
-    if call.event == "switch":
-        held = facts.versions[target_version(facts, call)].parts.items() & facts.device.items()
-        return sum(facts.parts[part].nbytes for _, part in held)
-    return 0
-
-
-def _spared(facts: Facts, slot: Slot, part: int) -> bool:
-    return slot in VERSION_SLOTS and part in facts.copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from functools import cache
 
 import pytest
@@ -36,6 +37,14 @@ def make(few_objects):
 def rig(few_objects) -> Rig:
     """Three tags with weights of their own, the actor's only copy on the device; complete copies are read-only."""
     return make_busy(make_rig(protect_copies=True))
+
+
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler, also where the tests run in the background of a shell, which has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(items):

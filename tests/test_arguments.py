@@ -156,9 +156,11 @@ def test_help_tells_units_defaults_and_both_forms():
     [
         ({"train_memory_margin_bytes": -1}, ["--train-memory-margin-bytes", "-1"]),
         ({"train_memory_margin_bytes": "3GiB"}, ["--train-memory-margin-bytes", "'3GiB'"]),
+        ({"train_memory_margin_bytes": True}, ["--train-memory-margin-bytes", "True", "an int, not bool"]),
         ({"lifecycle_verify": "sometimes"}, ["--lifecycle-verify", "'sometimes'", "'sample'"]),
         ({"lifecycle_keep": ["weights"]}, ["--lifecycle-keep", "weights", "optimizer"]),
-        ({"lifecycle_journal_records": 0}, ["--lifecycle-journal-records", "0"]),
+        ({"lifecycle_journal_records": 0}, ["--lifecycle-journal-records", "0", "1 or more"]),
+        ({"lifecycle_journal_records": False}, ["--lifecycle-journal-records", "False", "an int, not bool"]),
         ({"lifecycle_protect_copies": "yes"}, ["--lifecycle-protect-copies", "'yes'"]),
         ({"clear_quantized_weight_workspaces_on_offload": 1}, ["--clear-quantized-weight-workspaces-on-offload", "1"]),
         ({"rematerialize_param_from_master_weight": "false"}, ["--rematerialize-param-from-master-weight", "'false'"]),
@@ -171,6 +173,18 @@ def test_wrong_values_name_the_option(values, told):
         LifecycleConfig.from_args(values)
 
     assert all(word in str(refused.value) for word in told)
+
+
+@pytest.mark.parametrize(
+    "given", [None, "--lifecycle-verify never", ["--lifecycle-verify"], 0, ArgumentParser()], ids=type
+)
+@pytest.mark.parametrize(
+    "read", [LifecycleConfig.from_args, wants_offload, store_from_args, tags_from_args, rotation_from_args]
+)
+def test_what_holds_no_options_is_refused(read, given):
+    """A parser that was not run, or nothing at all, is no namespace in which nothing is set."""
+    with pytest.raises(TypeError, match=rf"\({type(given).__name__}\) holds no options: give what parser.parse_args"):
+        read(given)
 
 
 def test_rebuilding_from_masters_is_refused_with_the_reason():

@@ -136,6 +136,7 @@ def test_a_spoiled_copy_is_named():
 
 
 @STREAM
+@pytest.mark.usefixtures("ctrl_c")
 def test_interrupted_waits(stream):
     """Ctrl-C while bytes are waited for is delivered when they have come."""
     rig = busy()

@@ -13,13 +13,7 @@ from lifecycle import ActorLifecycle, EffectFailed
 from lifecycle.executor import interrupts_held
 from lifecycle.testing.engines import FakeEngine
 
-
-@pytest.fixture(autouse=True)
-def _ctrl_c():
-    """Python's own handler, also where the tests run in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def _press():

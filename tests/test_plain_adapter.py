@@ -70,6 +70,37 @@ def slots(adapter):
 # -- what is owned, and where -----------------------------------------------------------------------------------------
 
 
+class Guarded(nn.Module):
+    """Lists only part of what is below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown, self.hidden = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        yield prefix, self
+        yield from self.shown.named_modules(memo, f"{prefix}.shown", remove_duplicate)
+
+
+def test_modules_are_those_that_torch_lists():
+    """In torch's order, by torch's names: shared ones each time, absent ones never, some as their class lists them."""
+    model, shared = nn.Module(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.first, model.nothing, model.guarded, model.second = shared, None, Guarded(), shared
+    model.register_module("absent", None)
+
+    expected = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        if not path.startswith("guarded.hidden")
+        for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    ]
+
+    assert "second.1.running_mean" in expected
+    assert "guarded.shown.weight" in expected
+    assert not any("hidden" in name for name in expected)
+    assert list(owned(PlainAdapter(model))) == expected
+
+
 def test_frozen_and_trained_parameters():
     """A parameter is TRAINED when it needs a gradient or an optimizer holds it, else FROZEN."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
@@ -418,7 +449,6 @@ def test_an_optimizer_is_optional():
 
     assert not PlainAdapter(model).has_optimizer()
     assert PlainAdapter(model).optimizer_tensors() == ()
-    assert not PlainAdapter(model).optimizer_changed()
     assert PlainAdapter(model, torch.optim.SGD(model.parameters(), lr=0.1)).has_optimizer()
 
 
@@ -477,31 +507,27 @@ def test_state_of_a_stranger_is_refused():
         PlainAdapter(model, optimizer).optimizer_tensors()
 
 
-def test_optimizer_changed():
-    """In-place steps change no object; a loaded state dict, and state that is gone, do."""
+def test_listed_state_is_what_is_there():
+    """In-place steps change no object; a loaded state dict brings others under the same names."""
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     adapter = PlainAdapter(model, optimizer)
     step(model, optimizer)
-    before = adapter.optimizer_changed()  # nothing was listed yet
-    adapter.optimizer_tensors()
+    listed = adapter.optimizer_tensors()
 
     step(model, optimizer)
-    stepped = adapter.optimizer_changed()
+    stepped = adapter.optimizer_tensors()
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    loaded = adapter.optimizer_changed()
-    adapter.optimizer_tensors()
-    listed = adapter.optimizer_changed()
-    held = dict(optimizer.state)
-    optimizer.state.clear()
-    cleared = adapter.optimizer_changed()
+    loaded = adapter.optimizer_tensors()
 
-    assert held
-    assert (before, stepped, loaded, listed, cleared) == (False, False, True, False, True)
+    assert listed
+    assert all(now.tensor is was.tensor for now, was in zip(stepped, listed, strict=True))
+    assert all(now.tensor is not was.tensor for now, was in zip(loaded, listed, strict=True))
+    assert [item.name for item in loaded] == [item.name for item in listed]
 
 
 def test_listed_state_is_not_kept_alive():
-    """State that its optimizer gave up frees its memory at once, and counts as gone."""
+    """State that its optimizer gave up frees its memory at once, and is not listed again."""
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     adapter = PlainAdapter(model, optimizer)
@@ -512,7 +538,7 @@ def test_listed_state_is_not_kept_alive():
     optimizer.state.clear()
 
     assert moment() is None
-    assert adapter.optimizer_changed()
+    assert adapter.optimizer_tensors() == ()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -771,6 +797,25 @@ def test_changes_of_one_of_several_optimizers():
         adapter.check()
 
     assert caught.value.problems == ("optimizer 1: no longer has the parameter 1.weight",)
+
+
+def test_another_order_is_no_change():
+    """A parameter that was taken out and put back comes last, and is what it was; put back as a clone it is not."""
+    model = nn.Linear(2, 2)
+    adapter = PlainAdapter(model)
+    adapter.remember()
+    weight = model.weight
+    del model.weight
+    model.weight = weight
+    adapter.check()
+
+    del model.weight
+    model.weight = nn.Parameter(weight.detach().clone())
+    with pytest.raises(ManifestError) as caught:
+        adapter.check()
+
+    assert list(model.state_dict()) == ["bias", "weight"]
+    assert caught.value.problems == ("weight: replaced by another tensor",)
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------

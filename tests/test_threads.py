@@ -88,25 +88,22 @@ def test_busy_waits_by_setting(make):
     rig.check()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_waiting(make):
     """Who waits for another thread's event can be interrupted; the event that runs is not."""
     rig = make_busy(make(when_busy="wait"))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def press_once_it_waits():
         while signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it holds interrupts back while it waits
             os.sched_yield()
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    try:
-        with ThreadPoolExecutor(1) as pool, _stopped_inside(rig, "pause_regions", lambda: rig.actor.sleep()):
-            pressed = pool.submit(press_once_it_waits)
-            with pytest.raises(KeyboardInterrupt):
-                rig.actor.wake_up()
-            pressed.result(PATIENCE)
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with ThreadPoolExecutor(1) as pool, _stopped_inside(rig, "pause_regions", lambda: rig.actor.sleep()):
+        pressed = pool.submit(press_once_it_waits)
+        with pytest.raises(KeyboardInterrupt):
+            rig.actor.wake_up()
+        pressed.result(PATIENCE)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     assert rig.state == "ASLEEP"
     rig.check()

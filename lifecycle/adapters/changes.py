@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from lifecycle.adapters.discovery import describe
+from lifecycle.adapters.discovery import Found, describe
 
 
 class Attached(NamedTuple):
-    """A tensor as it was: ``alias`` keeps its storage, dtype, device, shape and strides."""
+    """A tensor as it was: ``alias`` keeps its storage, shape and strides."""
 
     tensor: Tensor
     alias: Tensor
+    dtype: torch.dtype
+    device: torch.device
 
     @classmethod
     def now(cls, tensor: Tensor) -> Attached:
-        return cls(tensor, tensor.detach())
+        return cls(tensor, tensor.detach(), tensor.dtype, tensor.device)
 
 
 def missing(these: Iterable[Tensor], those: Iterable[Tensor]) -> list[Tensor]:
@@ -27,20 +30,29 @@ def missing(these: Iterable[Tensor], those: Iterable[Tensor]) -> list[Tensor]:
     return [tensor for tensor in these if id(tensor) not in known]
 
 
+def same(attached: Mapping[str, Attached], found: Sequence[Found]) -> bool:
+    """Whether nothing changed, in order either. Where this says no ``changes`` may still find nothing.
+
+    Asked at every event, about every tensor.
+    """
+    if len(attached) != len(found):
+        return False
+    for (name, _, tensor), (was_name, (was, alias, dtype, device)) in zip(found, attached.items(), strict=True):
+        if tensor is not was or name != was_name or tensor.dtype is not dtype or tensor.device != device:
+            return False
+        if not tensor.is_set_to(alias):
+            return False
+    return True
+
+
 def changes(attached: Mapping[str, Attached], now: Mapping[str, Tensor]) -> Iterator[str]:
     """What was removed, replaced, tied, untied, cast, moved, reshaped, rebound or added, each with its name."""
     for name, was in attached.items():
         if name not in now:
             yield f"{name}: removed"
-        elif not _intact(was, now[name]):
-            yield f"{name}: {', '.join((*_ties(name, attached, now), *_differences(was, now[name])))}"
+        elif told := [*_ties(name, attached, now), *_differences(was, now[name])]:
+            yield f"{name}: {', '.join(told)}"
     yield from (f"{name}: added ({describe(now[name])})" for name in now if name not in attached)
-
-
-def _intact(was: Attached, tensor: Tensor) -> bool:
-    alias = was.alias
-    same = tensor is was.tensor and tensor.dtype is alias.dtype and tensor.device == alias.device
-    return same and tensor.is_set_to(alias)
 
 
 def _ties(name: str, attached: Mapping[str, Attached], now: Mapping[str, Tensor]) -> Iterator[str]:
@@ -55,12 +67,14 @@ def _ties(name: str, attached: Mapping[str, Attached], now: Mapping[str, Tensor]
 
 
 def _differences(was: Attached, tensor: Tensor) -> Iterator[str]:
-    alias = was.alias
-    if tensor.dtype is not alias.dtype:
-        yield f"cast from {alias.dtype} to {tensor.dtype}"
-    if tensor.device != alias.device:
-        yield f"moved from {alias.device} to {tensor.device}"
-    if tensor.shape != alias.shape:
-        yield f"reshaped from {tuple(alias.shape)} to {tuple(tensor.shape)}"
-    elif tensor is was.tensor and tensor.dtype is alias.dtype and tensor.device == alias.device:
+    shape, comparable = was.alias.shape, tensor is was.tensor
+    if tensor.dtype is not was.dtype:
+        comparable = False
+        yield f"cast from {was.dtype} to {tensor.dtype}"
+    if tensor.device != was.device:
+        comparable = False
+        yield f"moved from {was.device} to {tensor.device}"
+    if tensor.shape != shape:
+        yield f"reshaped from {tuple(shape)} to {tuple(tensor.shape)}"
+    elif comparable and not tensor.is_set_to(was.alias):
         yield "given other bytes or strides (its .data was assigned)"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum, auto
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import attrs
@@ -22,6 +23,9 @@ class Kind(Enum):
     TRANSIENT = auto()  # a buffer that no state dict holds
     ATTRIBUTE = auto()
     EXTRA = auto()  # any of these, declared by the user; adapters say so
+
+
+_PARAMETER, _ATTRIBUTE = Kind.PARAMETER, Kind.ATTRIBUTE
 
 
 class Found(NamedTuple):
@@ -46,18 +50,21 @@ def tensors_of(roots: Iterable[Root]) -> list[Found]:
     one level, and what is reached twice is followed once. Workspaces and recipe state of TransformerEngine's modules
     are not listed: the first are dropped, the second stay in place.
     """
-    modules = [pair for prefix, root in roots for pair in root.named_modules(prefix=prefix, remove_duplicate=False)]
-    found = [item for path, module in modules for item in _registered(path, module)]
+    modules: list[Root] = []
+    for prefix, root in roots:
+        _list_modules(prefix, root, modules)
+    found: list[Found] = []
+    for path, module in modules:
+        _list_registered(path, module, found)
     seen: set[int] = set()
     for item in tuple(found):
-        _visit_fields(item.name, vars(item.tensor), found, seen)
+        if attributes := vars(item.tensor):
+            _visit_fields(item.name, attributes, found, seen)
     for path, module in modules:
-        for name, value in vars(module).items():
-            if (
-                name not in _OF_TORCH
-                and _sort[type(value)] is not _Sort.OPAQUE
-                and not left_in_place(module, name, value)
-            ):
+        attributes = vars(module)
+        for name in filterfalse(_OF_TORCH.__contains__, attributes):
+            value = attributes[name]
+            if _sort[type(value)] is not _OPAQUE and not left_in_place(module, name, value):
                 _visit(_join(path, name), value, found, seen)
     return found
 
@@ -76,16 +83,34 @@ def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
 
 
-def _registered(path: str, module: Module) -> Iterator[Found]:
-    # The module's own dictionaries: named_parameters() and named_buffers() take twice as long for what runs at every
-    # event, and which buffers are in no state dict can be asked nowhere else.
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Found(_join(path, name), Kind.PARAMETER, parameter)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            kind = Kind.TRANSIENT if name in module._non_persistent_buffers_set else Kind.BUFFER
-            yield Found(_join(path, name), kind, buffer)
+# What runs at every event is written for speed: lists that are passed along, since going through a generator for each
+# level of modules takes longer, and members of enumerations that are looked up once.
+
+
+def _list_modules(path: str, module: Module, modules: list[Root]) -> None:
+    """What ``named_modules(path, remove_duplicate=False)`` yields."""
+    if type(module).named_modules is not Module.named_modules:  # a class that knows better
+        modules.extend(module.named_modules(prefix=path, remove_duplicate=False))
+        return
+    modules.append((path, module))
+    for name, child in module._modules.items():
+        if child is not None:
+            _list_modules(_join(path, name), child, modules)
+
+
+def _list_registered(path: str, module: Module, found: list[Found]) -> None:
+    # The module's own dictionaries: named_parameters() and named_buffers() take twice as long, and which buffers are in
+    # no state dict can be asked nowhere else.
+    start = f"{path}." if path else ""
+    if parameters := module._parameters:
+        for name, parameter in parameters.items():
+            if parameter is not None:
+                found.append(Found(start + name, _PARAMETER, parameter))
+    if buffers := module._buffers:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                kind = Kind.TRANSIENT if name in module._non_persistent_buffers_set else Kind.BUFFER
+                found.append(Found(start + name, kind, buffer))
 
 
 class _Sort(Enum):
@@ -94,6 +119,9 @@ class _Sort(Enum):
     MAPPING = auto()
     SEQUENCE = auto()
     RECORD = auto()
+
+
+_OPAQUE, _TENSOR, _MAPPING, _SEQUENCE, _RECORD = _Sort
 
 
 class _Sorts(dict[type, _Sort]):
@@ -128,25 +156,30 @@ def _fields(record: Any) -> dict[str, Any]:
 def _visit_fields(
     path: str, values: Mapping[Any, Any], found: list[Found], seen: set[int], follow: bool = True
 ) -> None:
+    start = f"{path}." if path else ""
     for name, value in values.items():
-        if _sort[type(value)] is not _Sort.OPAQUE:
-            _visit(_join(path, name), value, found, seen, follow)
+        sort = _sort[type(value)]
+        if sort is _TENSOR and not vars(value):  # the most by far, with nothing to follow
+            found.append(Found(f"{start}{name}", _ATTRIBUTE, value))
+        elif sort is not _OPAQUE:
+            _visit(f"{start}{name}", value, found, seen, follow)
 
 
 def _visit(path: str, value: Any, found: list[Found], seen: set[int], follow: bool = True) -> None:
     sort = _sort[type(value)]
-    if sort is _Sort.TENSOR:
-        found.append(Found(path, Kind.ATTRIBUTE, value))
-    if id(value) in seen or (sort is _Sort.RECORD and not follow):
+    if sort is _TENSOR:
+        found.append(Found(path, _ATTRIBUTE, value))
+    if id(value) in seen or (sort is _RECORD and not follow):
         return
     seen.add(id(value))
-    if sort is _Sort.TENSOR:
-        _visit_fields(path, vars(value), found, seen, follow)
-    elif sort is _Sort.MAPPING:
+    if sort is _TENSOR:
+        if attributes := vars(value):
+            _visit_fields(path, attributes, found, seen, follow)
+    elif sort is _MAPPING:
         _visit_fields(path, value, found, seen, follow)
-    elif sort is _Sort.SEQUENCE:
+    elif sort is _SEQUENCE:
         _visit_fields(path, dict(enumerate(value)), found, seen, follow)
-    elif sort is _Sort.RECORD:
+    elif sort is _RECORD:
         _visit_fields(path, _fields(value), found, seen, follow=False)
 
 

@@ -10,11 +10,10 @@ of them and a sleep would lose them without a word.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,8 +23,9 @@ from torch.optim import Optimizer
 from lifecycle import graphs
 from lifecycle.adapters.base import OwnedTensor
 from lifecycle.adapters.blocks import Cut, cut
-from lifecycle.adapters.changes import Attached, changes, missing
-from lifecycle.adapters.discovery import Found, Kind, Root, describe, tensors_in, tensors_of
+from lifecycle.adapters.changes import Attached, changes, missing, same
+from lifecycle.adapters.discovery import Found, Kind, Root, describe, tensors_of
+from lifecycle.adapters.optimizers import params_of, state_of, title_of
 from lifecycle.adapters.skeletons import Skeleton, beside_accelerator, kept, put_back
 from lifecycle.errors import ManifestError
 from lifecycle.hooks import Hooks
@@ -71,9 +71,10 @@ class PlainAdapter:
         self._optimizers = {f"{i}." if len(optimizers) > 1 else "": one for i, one in enumerate(optimizers)}
         self._attached: dict[str, Attached] = {}
         self._stepped: dict[str, list[Tensor]] = {}
-        self._listed: dict[str, weakref.ref[Tensor]] = {}
+        self._listed: dict[str, None] = {}  # names of optimizer state, in the order in which they were listed last
         self._discarded: list[Tensor] = []
         self._owned_last: list[Found] = []  # what the last look at the structure found that is no attribute
+        self._distinct_last: list[Tensor] = []  # the tensors of those, each once
         self._hooks: Hooks | None = None
         self._cut: Cut | None = None  # made when first asked for: the structure does not change while attached
         roots = [module for _, module in [*self._model, *self._beside]]
@@ -94,18 +95,18 @@ class PlainAdapter:
         if problems:
             advice = "Declare in extra= what belongs to the actor, name in waive= what may be left alone."
             raise ManifestError("the model is not wholly owned", problems, advice)
-        kept = [item._replace(name=f"optimizer.{item.name}") for item in self._optimizer_state(found)]
+        kept = [item._replace(name=f"optimizer.{item.name}") for item in state_of(self._optimizers, found)]
         return tuple(_owned([*found, *kept], slots))
 
     def _find(self) -> list[Found]:
         found = tensors_of(self._model)
-        for index, item in enumerate(found):
+        for index, item in enumerate(found if self._extra else ()):
             if item.kind is Kind.ATTRIBUTE and _matches(item.name, self._extra):
                 found[index] = item._replace(kind=Kind.EXTRA)
         return found + [item._replace(kind=Kind.EXTRA) for item in tensors_of(self._beside)]
 
     def _slots(self, found: Iterable[Found]) -> dict[int, Slot]:
-        stepped = {id(tensor) for optimizer in self._optimizers.values() for tensor in _params(optimizer)}
+        stepped = {id(tensor) for optimizer in self._optimizers.values() for tensor in params_of(optimizer)}
         slots: dict[int, Slot] = {}
         for item in found:
             if item.kind is not Kind.ATTRIBUTE:
@@ -129,16 +130,17 @@ class PlainAdapter:
                 yield f"{pattern}: declared in extra=, but names no tensor"
         model = {id(item.tensor) for item in found if item.kind is Kind.PARAMETER}
         for prefix, optimizer in self._optimizers.items():
-            for tensor in _params(optimizer):
+            for tensor in params_of(optimizer):
                 if id(tensor) not in model:
-                    yield f"{_title(prefix)}: steps a parameter outside the model ({describe(tensor)}); pass its module"
+                    what = f"steps a parameter outside the model ({describe(tensor)}); pass its module"
+                    yield f"{title_of(prefix)}: {what}"
 
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
         """Take the present structure as the attached one; the memory backend has moved the tensors to their places."""
         self._attached = {item.name: Attached.now(item.tensor) for item in self._structure()}
-        self._stepped = {prefix: list(_params(optimizer)) for prefix, optimizer in self._optimizers.items()}
+        self._stepped = {prefix: list(params_of(optimizer)) for prefix, optimizer in self._optimizers.items()}
 
     def check(self) -> None:
         """Compare with what was remembered. ``requires_grad`` may change; hooks follow it.
@@ -146,8 +148,9 @@ class PlainAdapter:
         Raises ManifestError naming what was added, removed, replaced, tied, untied, cast, moved, reshaped or given
         other bytes, and what came to or went from an optimizer's parameters.
         """
-        now = {item.name: item.tensor for item in self._structure()}
-        problems = [*changes(self._attached, now), *self._step_changes()]
+        found = self._structure()
+        problems = [] if same(self._attached, found) else list(changes(self._attached, _by_name(found)))
+        problems += self._step_changes()
         if problems:
             advice = "Undo it, or close() this actor and attach what there is now; waive= attributes that come and go."
             raise ManifestError("the model is not what was attached", problems, advice)
@@ -156,25 +159,28 @@ class PlainAdapter:
 
     def _structure(self) -> list[Found]:
         found = self._find()
-        self._owned_last = [item for item in found if item.kind is not Kind.ATTRIBUTE]
+        self._owned_last = _without_attributes(found)
+        self._distinct_last = _distinct(self._owned_last)
+        if len(self._owned_last) == len(found):
+            return found
         return [item for item in found if item.kind is not Kind.ATTRIBUTE or not self._waived(item.name)]
 
     def _owned_now(self) -> list[Found]:
         """As of the last check: what changed since, the next one refuses. Looking takes as long as a small copy."""
-        return self._owned_last or [item for item in self._find() if item.kind is not Kind.ATTRIBUTE]
+        return self._owned_last or _without_attributes(self._find())
 
     def _waived(self, name: str) -> bool:
         return _matches(name, self._waive)
 
     def _step_changes(self) -> Iterator[str]:
-        names = {id(was.tensor): name for name, was in reversed(self._attached.items())}
         for prefix, was in self._stepped.items():
-            now = list(_params(self._optimizers[prefix]))
+            now = list(params_of(self._optimizers[prefix]))
             gone, come = missing(was, now), missing(now, was)
-            yield from (f"{_title(prefix)}: no longer has the parameter {names[id(t)]}" for t in gone)
+            names = {id(was.tensor): name for name, was in reversed(self._attached.items())} if gone or come else {}
+            yield from (f"{title_of(prefix)}: no longer has the parameter {names[id(t)]}" for t in gone)
             for tensor in come:
                 name = names.get(id(tensor), f"a tensor that is not the model's, {describe(tensor)}")
-                yield f"{_title(prefix)}: has a new parameter, {name}"
+                yield f"{title_of(prefix)}: has a new parameter, {name}"
 
     # -- optimizer state ------------------------------------------------------------------------------------------
 
@@ -192,18 +198,13 @@ class PlainAdapter:
         Raises ManifestError when there is state of a parameter that the model does not have.
         """
         now = self._optimizer_now()
-        order = [name for name in self._listed if name in now] + [name for name in now if name not in self._listed]
-        self._listed = {name: weakref.ref(now[name]) for name in order}
-        return tuple(OwnedTensor(name, now[name], Region.OPTIMIZER, Slot.OPTIMIZER) for name in order)
-
-    def optimizer_changed(self) -> bool:
-        """Whether a tensor that ``optimizer_tensors`` returned last is gone, or another object has its name."""
-        now = self._optimizer_now()
-        return any((was := listed()) is None or now.get(name) is not was for name, listed in self._listed.items())
+        if self._listed.keys() != now.keys():
+            self._listed = {name: None for name in self._listed if name in now} | dict.fromkeys(now)
+        return tuple(OwnedTensor(name, now[name], Region.OPTIMIZER, Slot.OPTIMIZER) for name in self._listed)
 
     def optimizer_skeleton(self) -> list[Skeleton]:
         """The state of each optimizer, dictionaries and lists copied, everything in them as it is."""
-        host = self._beside_accelerator(self._owned_now())
+        host = bool(self._optimizers) and self._beside_accelerator(self._owned_now())
         return [kept(optimizer.state, host) for optimizer in self._optimizers.values()]
 
     def rebuild_optimizer(self, skeleton: Sequence[Skeleton]) -> None:
@@ -223,48 +224,26 @@ class PlainAdapter:
         if not self._optimizers:
             return {}
         found = self._owned_now()
-        owned = {_storage(item.tensor) for item in found}
-        state, host = self._optimizer_state(found), self._beside_accelerator(found)
-        mine = [item for item in state if not (host and item.tensor.device.type == "cpu")]
-        distinct = {id(item.tensor): item for item in reversed(mine)}
-        return {i.name: i.tensor for i in reversed(distinct.values()) if _storage(i.tensor) not in owned}
+        host, now, known = self._beside_accelerator(found), dict[str, Tensor](), set[int]()
+        owned = {_storage(tensor) for _, _, tensor in found}
+        for name, _, tensor in state_of(self._optimizers, found):
+            if id(tensor) not in known and not (host and tensor.is_cpu) and _storage(tensor) not in owned:
+                known.add(id(tensor))  # under the first of its names
+                now[name] = tensor
+        return now
 
     def _beside_accelerator(self, found: Iterable[Found]) -> bool:
         return beside_accelerator(item.tensor for item in found if item.kind is Kind.PARAMETER)
 
-    def _optimizer_state(self, found: Sequence[Found]) -> list[Found]:
-        return tensors_in([(path, state[key]) for path, state, key in self._entries(found)] + self._hyperparameters())
-
-    def _entries(self, found: Sequence[Found]) -> Iterator[tuple[str, dict[Any, Any], Any]]:
-        names = {id(item.tensor): item.name for item in reversed(found) if item.kind is Kind.PARAMETER}
-        for prefix, optimizer in self._optimizers.items():
-            for key in optimizer.state:
-                if not isinstance(key, Tensor):
-                    yield f"{prefix}{key}", optimizer.state, key
-                elif id(key) in names:
-                    yield f"{prefix}{names[id(key)]}", optimizer.state, key
-                else:
-                    what = f"{_title(prefix)} keeps state of a parameter that is not the model's"
-                    raise ManifestError(what, [describe(key)])
-
-    def _hyperparameters(self) -> list[tuple[str, Any]]:
-        return [
-            (f"{prefix}param_groups.{index}.{key}", value)
-            for prefix, optimizer in self._optimizers.items()
-            for index, group in enumerate(optimizer.param_groups)
-            for key, value in group.items()
-            if key != "params"
-        ]
-
     # -- gradients ------------------------------------------------------------------------------------------------
 
     def grad_bytes(self) -> int:
-        return sum(_nbytes(tensor.grad) for tensor in self._leaves().values() if tensor.grad is not None)
+        return sum(_nbytes(grad) for tensor in self._leaves() if (grad := tensor.grad) is not None)
 
     def discard_grads(self) -> int:
         """Set every gradient to None, remembering whose it was. Returns the bytes."""
         freed = 0
-        for tensor in self._leaves().values():
+        for tensor in self._leaves():
             if tensor.grad is not None:
                 freed += _nbytes(tensor.grad)
                 tensor.grad = None
@@ -281,10 +260,9 @@ class PlainAdapter:
         self._discarded.clear()
         return made
 
-    def _leaves(self) -> dict[str, Tensor]:
-        owned = (item for item in reversed(self._owned_now()) if item.tensor.is_leaf)
-        distinct = {id(item.tensor): item for item in owned}  # under the first of its names
-        return {item.name: item.tensor for item in distinct.values()}
+    def _leaves(self) -> list[Tensor]:
+        """Owned tensors that may have a gradient of their own: only those may be asked for it."""
+        return [tensor for tensor in self._distinct_last or _distinct(self._owned_now()) if tensor.is_leaf]
 
     # -- workspaces and graphs --------------------------------------------------------------------------------------
 
@@ -303,7 +281,7 @@ class PlainAdapter:
 
     def graphs_captured(self) -> bool:
         """``lifecycle.graphs.captured().why`` says why. A graph of any part of the process counts; False on the CPU."""
-        return bool(graphs.captured()) and any(item.tensor.is_cuda for item in self._find())
+        return bool(graphs.captured()) and (_on_cuda(self._owned_now()) or _on_cuda(self._find()))
 
     # -- what plain PyTorch does not have -------------------------------------------------------------------------
 
@@ -333,7 +311,8 @@ class PlainAdapter:
         paths = {item.name[:end] for item in self._find() for end, sign in enumerate(item.name) if sign == "."}
         modules = (pair for prefix, root in roots for pair in root.named_modules(prefix=prefix))
         reading = [module for path, module in modules if path in paths]
-        self._hooks = Hooks([root for _, root in roots], reading, self._optimizers.values(), self._leaves())
+        leaves = {item.name: item.tensor for item in reversed(self._owned_now()) if item.tensor.is_leaf}
+        self._hooks = Hooks([root for _, root in roots], reading, self._optimizers.values(), leaves)
         self._hooks.install(gate)
 
     def installed(self) -> bool:
@@ -368,22 +347,31 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _params(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _title(prefix: str) -> str:
-    return f"optimizer {prefix.rstrip('.')}".rstrip()
-
-
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _without_attributes(found: Iterable[Found]) -> list[Found]:
+    attribute = Kind.ATTRIBUTE  # looking a member up takes longer than all the rest
+    return [item for item in found if item.kind is not attribute]
+
+
+def _by_name(found: Iterable[Found]) -> dict[str, Tensor]:
+    return {item.name: item.tensor for item in found}
+
+
+def _distinct(found: Iterable[Found]) -> list[Tensor]:
+    return list({id(tensor): tensor for _, _, tensor in found}.values())
+
+
+def _on_cuda(found: Iterable[Found]) -> bool:
+    return any(item.tensor.is_cuda for item in found)
+
+
 def _storage(tensor: Tensor) -> int:
     # Not its address: a storage that is released has none, and is still shared by the same tensors.
-    return int(tensor.untyped_storage()._cdata)
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def _slot(item: Found, stepped: Collection[int]) -> Slot:

@@ -27,7 +27,7 @@ class _Kept:
 
 def beside_accelerator(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors in host memory stay where they are, see [Note: host state]: some of these are elsewhere."""
-    return any(tensor.device.type != "cpu" for tensor in tensors)
+    return not all(tensor.is_cpu for tensor in tensors)
 
 
 def kept(state: Skeleton, host: bool) -> Skeleton:

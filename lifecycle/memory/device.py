@@ -192,6 +192,8 @@ class DeviceBackend(ABC):
             try:
                 # One after the other: the link is at work from the first block on.
                 flights = tuple(_start([self._launch(one) for one in block], devices, checking) for block in blocks)
+                if any(checking) and len(flights) > 1:
+                    flights[0].start_check()  # of the first of several nobody has a forward yet
             except BaseException:
                 streams.wait(streams.marks(devices))
                 raise
@@ -337,14 +339,16 @@ def _start(
     for launch in block:
         moves.copy_in(launch.runs, launch.host, launch.incoming.nbytes)
         _bump(launch.touched)
+    arrived = streams.marks(devices)
 
     def check() -> list[streams.Checked]:
         with ExitStack() as stack:
             for stream in checking:
                 stack.enter_context(streams.on(stream))
+            streams.order(arrived)
             return [(one.incoming.slot, one.prepared.start() if one.prepared else None) for one in block]
 
-    flight = streams.Flight(streams.marks(devices), check, [one.host for one in block])
+    flight = streams.Flight(arrived, check, [one.host for one in block])
     if not any(checking):
         flight.start_check()
     return flight

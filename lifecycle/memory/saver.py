@@ -28,7 +28,7 @@ import torch
 from attrs import frozen
 
 from lifecycle.errors import TransitionRefused
-from lifecycle.memory import hook_modes
+from lifecycle.memory import driver, hook_modes
 from lifecycle.memory.hook_modes import SaverUnusable
 
 GRANULE = 2 << 20  # bytes; the saver maps whole multiples of it
@@ -52,6 +52,9 @@ class PoolState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
     UNKNOWN = "unknown"
+
+
+_STATES = {True: PoolState.ACTIVE, False: PoolState.PAUSED}  # by whether its memory is mapped
 
 
 @frozen
@@ -90,13 +93,13 @@ class Ledger:
 
         It is asked about every segment, which takes microseconds each, or about so many from all over the pool.
         """
+        return self.states([pool], samples)[pool]
+
+    def states(self, pools: Sequence[str], samples: int | None = None) -> dict[str, PoolState | None]:
+        """``state`` of several pools, for which torch is asked once what it took and gave back."""
         with self._lock:
-            if pool not in self.pools():
-                return None
-            spans = self.segments(pool)
-            said = _mapped(spans if samples is None else spans[:: max(1, len(spans) // samples)])
-            self._states[pool] = said or self._states.get(pool, PoolState.ACTIVE)
-            return self._states[pool]
+            spans = self._segments([pool for pool in self.pools() if pool in pools])
+            return {pool: self._state(pool, spans[pool], samples) if pool in spans else None for pool in pools}
 
     def recorded(self, pool: str) -> PoolState | None:
         """As ``state``, without asking the driver for pools of ours whose record is sure."""
@@ -114,12 +117,18 @@ class Ledger:
     def segments(self, pool: str) -> tuple[Span, ...]:
         """The memory that a pause of the pool releases."""
         with self._lock:
-            age, found = _allocations(), self._seen.get(pool)
+            return self._segments([pool])[pool]
+
+    def _segments(self, pools: Sequence[str]) -> dict[str, tuple[Span, ...]]:
+        """Looked up anew where torch has taken memory since, or given some back, or does not tell."""
+        age = driver.allocations() if pools else None
+        for pool in pools:
+            found = self._seen.get(pool)
             if age is None or found is None or found[0] != age:
                 parts = self._snapshot(pool)
                 spans = tuple(Span(part["device"], part["address"], part["total_size"]) for part in parts)
-                found = self._seen[pool] = age or (), spans
-            return found[1]
+                self._seen[pool] = age or (), spans
+        return {pool: self._seen[pool][1] for pool in pools}
 
     def live_blocks(self, pool: str) -> tuple[Span, ...]:
         """What is allocated in the pool's segments now."""
@@ -167,12 +176,11 @@ class Ledger:
         """
         with self._lock:
             self._check(event := f"pause of pool {pool!r}", pool)
-            self._expect(event, pool, PoolState.ACTIVE)
+            spans = self._expect(event, pool, PoolState.ACTIVE)
             if pool in self._open.values():
                 self._refuse(event, PoolState.ACTIVE, "a region block for it is open", "Leave the block first.")
-            nbytes = sum(span.nbytes for span in self.segments(pool))
             self._run(self._pause, pool, PoolState.PAUSED)
-            return nbytes
+            return sum(span.nbytes for span in spans)
 
     def resume(self, pool: str) -> int:
         """Map the pool's memory again, content undefined. Returns the bytes.
@@ -182,9 +190,8 @@ class Ledger:
         """
         with self._lock:
             self._check(event := f"resume of pool {pool!r}", pool)
-            self._expect(event, pool, PoolState.PAUSED)
             needed: dict[int, int] = {}
-            for span in self.segments(pool):
+            for span in self._expect(event, pool, PoolState.PAUSED):
                 needed[span.device] = needed.get(span.device, 0) + -(-span.nbytes // GRANULE) * GRANULE
             _require_room(event, PoolState.PAUSED, needed)
             self._run(self._resume, pool, PoolState.ACTIVE)
@@ -195,19 +202,25 @@ class Ledger:
         call(pool)
         self._states[pool] = then
 
-    def _expect(self, event: str, pool: str, wanted: PoolState) -> None:
-        thought = self._states.get(pool)
-        state = self.state(pool, _SAMPLES) if pool in self._ours else None
-        if state is None:
+    def _state(self, pool: str, spans: Sequence[Span], samples: int | None) -> PoolState:
+        said = driver.mapped(span.address for span in spans[:: 1 if samples is None else max(1, len(spans) // samples)])
+        if said:
+            self._states[pool] = PoolState.UNKNOWN if len(said) == 2 else _STATES[True in said]
+        return self._states.setdefault(pool, PoolState.ACTIVE)
+
+    def _expect(self, event: str, pool: str, wanted: PoolState) -> tuple[Span, ...]:
+        """The pool's segments, where it is ours and in this state."""
+        if pool not in self._ours or pool not in self.pools():
             reason, advice = "nobody has allocated in it here", "Pools are made by lifecycle.region and by attaching."
             raise TransitionRefused(event, "no such pool", self._ours, reason, advice)
-        if state is wanted:
-            return
-        if thought is wanted:
-            reason = "the driver says so: the saver's library was called without this ledger"
-        else:
+        thought, spans = self._states.get(pool), self.segments(pool)
+        state = self._state(pool, spans, _SAMPLES)
+        if state is not wanted:
             reason = f"only a pool that is {wanted} can be; the saver would end the process"
-        self._refuse(event, state, reason)
+            if thought is wanted:
+                reason = "the driver says so: the saver's library was called without this ledger"
+            self._refuse(event, state, reason)
+        return spans
 
     def _check(self, event: str, pool: str) -> None:
         if not pool:
@@ -374,34 +387,3 @@ def _require_room(event: str, state: str, needed: dict[int, int]) -> None:
 
 def _free(device: int) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
-
-
-def _mapped(spans: Iterable[Span]) -> PoolState | None:
-    """What the driver says of these segments; None where it can not be asked, or there are none."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    ask, handle = driver.cuMemRetainAllocationHandle, ctypes.c_ulonglong()
-    ask.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    place = ctypes.addressof(handle)
-    said = {_answer(driver, ask(place, span.address), handle) for span in spans}
-    if None in said or not said:
-        return None
-    return PoolState.UNKNOWN if len(said) == 2 else PoolState.ACTIVE if True in said else PoolState.PAUSED
-
-
-def _allocations() -> tuple[int, ...] | None:
-    """A number per device that grows whenever torch takes memory from the driver or gives some back; None: not told."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    told = [torch.cuda.memory_stats_as_nested_dict(index) for index in range(torch.cuda.device_count())]
-    return tuple(one.get("num_device_alloc", 0) + one.get("num_device_free", 0) for one in told)
-
-
-def _answer(driver: Any, status: int, handle: ctypes.c_ulonglong) -> bool | None:
-    """Whether there is memory at a reserved address: only then there is a handle of it to be had."""
-    if status == 0:
-        driver.cuMemRelease(handle)
-        return True
-    return False if status == 1 else None  # CUDA_ERROR_INVALID_VALUE, or one that says nothing about the address

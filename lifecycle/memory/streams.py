@@ -80,13 +80,12 @@ class Flight:
         self._started: Sequence[Checked] | None = None
 
     def start_check(self) -> None:
-        """Enqueue the fingerprints now, on the current streams."""
+        """Enqueue the fingerprints now, behind the copies."""
         self._started = self._check()
 
     def order(self) -> None:
         """As ``Arrival`` says, for the current stream of each device."""
-        for device, event in self._events.items():
-            torch.cuda.current_stream(device).wait_event(event)
+        order(self._events)
 
     def wait(self) -> Mapping[Slot, Mapping[str, str]]:
         wait(self._events)
@@ -144,6 +143,12 @@ def complete(devices: Sequence[torch.device]) -> Iterator[None]:
         yield
     finally:
         wait(marks(devices))
+
+
+def order(events: Mapping[torch.device, Event]) -> None:
+    """What is launched on the current stream of each device from here on comes behind its event."""
+    for device, event in events.items():
+        torch.cuda.current_stream(device).wait_event(event)
 
 
 def wait(events: Mapping[torch.device, Event]) -> None:

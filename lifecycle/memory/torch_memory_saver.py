@@ -74,11 +74,11 @@ class TorchMemorySaverBackend(DeviceBackend):
     def check(self) -> None:
         """Also raises TransitionRefused where a pool was paused behind the ledger's back: its tensors can't be read."""
         super().check()
-        for region in self._pooled():
-            state = self._ledger.state(pool_name(self.actor, region), _SAMPLES)
-            if region not in self._paused and state is not PoolState.ACTIVE:
+        pools = {pool_name(self.actor, region): region for region in self._pooled()}
+        for pool, state in self._ledger.states(tuple(pools), _SAMPLES).items():
+            if pools[pool] not in self._paused and state is not PoolState.ACTIVE:
                 raise TransitionRefused(
-                    f"use of pool {pool_name(self.actor, region)!r}",
+                    f"use of pool {pool!r}",
                     str(state),
                     ("recover", "close"),
                     "the saver's library was called without the ledger, and the memory's content is lost",

@@ -22,7 +22,6 @@ from choosing import Choice, acted, choices, chosen, lacking, parts_of, resolved
 from concrete import FakeWorld, Injected, Lost, executor
 from things import Pair, first_pair, fresh
 
-from lifecycle import versions as v
 from lifecycle.actions import Call
 from lifecycle.checker.formula import FALSE, Expr
 from lifecycle.checker.ground import Program, _promised_rotation, _row_guard, _variants
@@ -30,6 +29,7 @@ from lifecycle.checker.runner import Node, RunMove, Runner
 from lifecycle.checker.steps import Asked
 from lifecycle.executor import EffectStopped, Executor
 from lifecycle.plan import preview
+from lifecycle.references import prune
 from lifecycle.versions import ACTOR
 from states.resources import Region, Slot
 from states.spec import Effect, FlatRow
@@ -198,7 +198,7 @@ class Lockstep:
                 raise stop.failure.cause from None
             flat = row.source if stop.failure.rolled_back else self.program.faults[row.source]
         world.remember(one.facts)
-        facts = v.prune(one.facts)
+        facts = prune(one.facts)
         world.forget(facts)
         if world.things.hooks:  # a close has nothing to keep
             world.complaints += lies(facts, world.things, untracked="adopt_weights" in row.row.effects)

@@ -29,11 +29,11 @@ def _machine(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_expected_invariant_breaks(name):
-    """By a trace that is not longer than it need be, in far less than ten seconds."""
+    """By a trace that is not longer than it need be, in far less than ten seconds of the processor."""
     machine = _machine(name)
-    began = time.perf_counter()
+    began = time.process_time()
     report = check(machine.MACHINE)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     (trace,) = report.findings
     assert trace.invariant == machine.INVARIANT
     assert len(trace) <= machine.LENGTH

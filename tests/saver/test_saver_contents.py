@@ -45,6 +45,24 @@ def test_a_pause_gives_memory_back(world):
     )
 
 
+def test_states_of_several_pools(world):
+    """Each as when it is asked for alone: paused, active, paused behind the ledger's back, and none."""
+    world.lives(
+        """
+        book = start()
+        pools = ("actor.weights", "actor.rest", "actor.optimizer", "nowhere")
+        for pool in pools[:3]:
+            allocate(pool)
+            allocate(pool)
+        book.pause("actor.weights")
+        torch_memory_saver.torch_memory_saver._impl.pause("actor.optimizer")
+        expected = dict(zip(pools, ("paused", "active", "paused", None)))
+        assert book.states(pools, 1) == expected == book.states(pools) == {pool: book.state(pool) for pool in pools}
+        assert book.states(()) == {}
+        """
+    )
+
+
 def test_paused_memory_is_not_there(world):
     """Reading paused memory ends the process here (on a GPU it is an error of CUDA): nothing passes for its content."""
     ran = world.run(
