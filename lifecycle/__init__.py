@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lifecycle.config import LifecycleConfig
@@ -54,17 +54,16 @@ __all__ = [
 
 
 @contextmanager
-def region(
-    name: str, actor: str = "actor", memory: str = "auto", reserve: int | Sequence[int] = ()
-) -> Iterator[Region]:
+def region(name: str, actor: str = "actor", memory: str = "auto", reserve: int = 0) -> Iterator[Region]:
     """Allocate a region's tensors inside, before the actor exists: ``with region("weights"): model = build()``.
 
     On CUDA with the memory saver they are made in the pool of that region of the actor of this name, on the current
-    device, so that attaching moves nothing. ``reserve``: bytes of pieces of memory that are taken first and then cut
-    up, such as those of each layer: a sleep and a wake take their time by pieces. Backends that take tensors from
-    anywhere (``arena``, ``storage``) need no region: for them this only checks the name. Raises ValueError for a name
-    that is no region or no pool ("workspaces" are dropped, not paused), TransitionRefused inside another region, NoRoom
-    (a MemoryError) where the reserve does not fit, and what ``memory="torch_memory_saver"`` raises where it is no use.
+    device, so that attaching moves nothing. ``reserve``: bytes of a piece of memory that is taken first and then cut
+    up, such as those of a layer: a sleep and a wake take their time by pieces. A region may be entered any number of
+    times, once for each piece. Backends that take tensors from anywhere (``arena``, ``storage``) need no region: for
+    them this only checks its arguments. Raises ValueError for a name that is no region or no pool ("workspaces" are
+    dropped, not paused) and a reserve that is no number of bytes, TransitionRefused inside another region, NoRoom (a
+    MemoryError) where the reserve does not fit, and what ``memory="torch_memory_saver"`` raises where it is no use.
     """
     from lifecycle.memory.choose import allocating
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -54,13 +54,10 @@ def choose(memory: str | MemoryBackend, device_type: str, name: str = "actor") -
 
 
 @contextmanager
-def allocating(
-    name: str, actor: str = "actor", memory: str = "auto", reserve: int | Sequence[int] = ()
-) -> Iterator[Region]:
+def allocating(name: str, actor: str = "actor", memory: str = "auto", reserve: int = 0) -> Iterator[Region]:
     """See ``lifecycle.region``."""
-    pieces = [reserve] if isinstance(reserve, int) else list(reserve)
-    if not all(isinstance(piece, int) and piece >= 0 for piece in pieces):
-        raise ValueError(f"reserve={reserve!r}: bytes to take at once, or those of several pieces, 0 or more")
+    if isinstance(reserve, bool) or not isinstance(reserve, int) or reserve < 0:
+        raise ValueError(f"reserve={reserve!r}: the bytes to take at once, 0 or more; enter the region once per piece")
     if name not in list(Region) or Region(name) not in POOLS:
         raise ValueError(f"region {name!r} is no pool: allocate in one of {', '.join(POOLS)}, or in none")
     entered = Region(name)
@@ -70,13 +67,13 @@ def allocating(
         )
     token = _open.set(entered)
     try:
-        with _pool(_known(memory), actor, entered, [piece for piece in pieces if piece]):
+        with _pool(_known(memory), actor, entered, reserve):
             yield entered
     finally:
         _open.reset(token)
 
 
-def _pool(memory: str, actor: str, region: Region, reserve: Sequence[int]) -> AbstractContextManager[None]:
+def _pool(memory: str, actor: str, region: Region, reserve: int) -> AbstractContextManager[None]:
     if memory not in ("auto", "torch_memory_saver") or (memory == "auto" and not _cuda()):
         return nullcontext()
     from lifecycle.memory import saver

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import version
@@ -140,11 +140,11 @@ class Ledger:
         )
 
     @contextmanager
-    def allocating(self, pool: str, nbytes: int = 0, reserve: Sequence[int] = ()) -> Iterator[None]:
+    def allocating(self, pool: str, nbytes: int = 0, reserve: int = 0) -> Iterator[None]:
         """Inside, this thread's CUDA allocations on the current device are made in the pool. The saver backs none up.
 
-        ``nbytes`` is what will be allocated: NoRoom is raised where it does not fit. ``reserve``: segments of so many
-        bytes are taken first, that allocations of 1 MiB or more on the current stream are cut from; torch takes one for
+        ``nbytes`` is what will be allocated: NoRoom is raised where it does not fit. ``reserve``: a segment of so many
+        bytes is taken first, that allocations of 1 MiB or more on the current stream are cut from; torch takes one for
         every tensor of 10 MiB or more, and a pause takes tens of microseconds for each. Raises TransitionRefused inside
         another such block, and while the pool is paused: its next resume would end the process.
         """
@@ -157,14 +157,15 @@ class Ledger:
             state = self.claim(pool)
             if state not in (None, PoolState.ACTIVE):
                 self._refuse(event, state, "new memory in it could never be resumed with the rest")
-            if needed := max(nbytes, sum(reserve)):
+            if needed := max(nbytes, reserve):
                 _require_room(event, str(state or "new"), {torch.cuda.current_device(): needed})
             self._open[thread] = pool
         try:
             with self._region(tag=pool):
                 self._states.setdefault(pool, PoolState.ACTIVE)
                 self._keep(pool)
-                _take(reserve)
+                if reserve:
+                    _take(reserve)
                 yield
         finally:
             del self._open[thread]
@@ -369,11 +370,9 @@ def _private(owner: Any, name: str) -> Any:
         ) from None
 
 
-def _take(pieces: Iterable[int]) -> None:
-    """Allocate all of them, and drop them: torch keeps the segments, and cuts what comes next from them."""
-    held = []
-    for nbytes in pieces:
-        held.append(torch.empty(nbytes, dtype=torch.uint8, device="cuda"))
+def _take(nbytes: int) -> None:
+    """Allocate it, and let go: torch keeps the segment, and cuts what comes next from it."""
+    torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
 
 def _require_room(event: str, state: str, needed: dict[int, int]) -> None:

@@ -172,7 +172,7 @@ class TorchMemorySaverBackend(DeviceBackend):
 
     def _move_batch(self, groups: Sequence[AliasGroup], pool: str, device: torch.device) -> None:
         reserve = sum(-(-group.nbytes // BLOCK) * BLOCK for group in groups)
-        with self._ledger.allocating(pool, _room(groups), [reserve] if len(groups) > 1 else []):
+        with self._ledger.allocating(pool, _room(groups), reserve if len(groups) > 1 else 0):
             memory = [torch.empty(group.nbytes, dtype=torch.uint8, device=device) for group in groups]
         for group, there in zip(groups, memory, strict=True):
             there.copy_(aliases.extent(group))

@@ -284,7 +284,8 @@ class Acting(Checking):
         subject = self.subject
         with torch.no_grad():
             if how == "weight":
-                next(t for t in subject.weights.values() if t.requires_grad).add_(1)
+                with self.actor.hold():  # a write that no hook hears has to wait for weights on their way by itself
+                    next(t for t in subject.weights.values() if t.requires_grad).add_(1)
             elif how == "statistics":
                 subject.forward(0, train=True)
             else:
