@@ -73,3 +73,10 @@ def test_region_checks_its_name():
         assert entered is Region.WEIGHTS
     with pytest.raises(ValueError, match="wieghts"), region("wieghts"):
         pass
+
+
+@pytest.mark.parametrize("reserve", [-1, 1.5, True, [1 << 20], None])
+def test_a_reserve_is_bytes(reserve):
+    """One piece, in whole bytes: of several, torch would not cut one after the other."""
+    with pytest.raises(ValueError, match="once per piece"), region("weights", reserve=reserve):
+        pass
