@@ -20,8 +20,8 @@ class Action:
     """One thing to do. ``nbytes`` is what it moves each way, at most; ``direction`` is None where no bytes move.
 
     ``into``: the part that comes in where ``part`` goes out. ``late``: it has only begun when it is done, and the bytes
-    are waited for by an "arrive" of their own. ``own`` is set where the machine's owner does it: an effect that this
-    library does not know.
+    are waited for by an "arrive" of their own. ``streamed``: they come block by block, once "start_stream" is done.
+    ``own`` is set where the machine's owner does it: an effect that this library does not know.
     """
 
     do: str
@@ -34,6 +34,7 @@ class Action:
     direction: str | None = None
     into: int | None = None
     late: bool = False
+    streamed: bool = False
     own: Effect | None = None
 
     @property
@@ -59,6 +60,7 @@ class Probe(Protocol):
     def optimizer_appeared(self) -> bool: ...
     def keeps_addresses(self) -> bool: ...
     def stream_ordered(self) -> bool: ...
+    def can_stream(self) -> bool: ...
     def overlaps(self) -> bool: ...
     def dropped(self) -> bool: ...
     def available_bytes(self) -> int | None: ...

@@ -65,6 +65,10 @@ class Looking:
     def stream_ordered(self) -> bool:
         return self.backend.stream_ordered
 
+    def can_stream(self) -> bool:
+        """Whether hooks would wait for each block of a streamed wake. A captured graph replays without any hook."""
+        return bool(self.adapter.blocks()) and not self.graphs_captured()
+
     def overlaps(self) -> bool:
         return self.backend.overlaps
 

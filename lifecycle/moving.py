@@ -21,7 +21,7 @@ from lifecycle.manifest import PartLayout
 from lifecycle.memory.base import Incoming
 from lifecycle.outcome import Measured, Settings, take_measure
 from lifecycle.versions import Facts, Part, well_copied
-from states.resources import SLOT_REGION, VERSION_SLOTS, Region, Slot
+from states.resources import SLOT_REGION, Region, Slot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,20 +171,20 @@ class Moving(Looking):
         if SLOT_REGION[action.slot] is Region.WEIGHTS:
             self.epoch += 1
         if action.late:
-            return None, self._start_copy_in(action.slot, part, call)
+            return None, self._start_copy_in(action.slot, part, action.streamed)
         self._landings.forget([action.slot])
         moved = self.backend.copy_in(action.slot, self.buffers[part.id], part.nbytes) if part.nbytes else 0
         self._verify_restored(action.slot, part)
         return None, moved
 
-    def _start_copy_in(self, slot: Slot, part: Part, call: Call) -> int:
+    def _start_copy_in(self, slot: Slot, part: Part, streamed: bool) -> int:
         """Optimizer state comes behind the weights, on a stream of its own: no forward needs it."""
         if not part.nbytes:
             self._landings.expect(slot, part, ())
             return 0
         check = () if part.fingerprint is None or self.config.verify == "never" else self._names_to_verify(part)
         names = tuple(part.tensors if check is None else check)
-        if call.stream and slot in VERSION_SLOTS:
+        if streamed:
             self._coming[slot] = part, self.buffers[part.id], names
         else:
             one = Incoming(slot, self.buffers[part.id], part.nbytes, check=names)
@@ -193,19 +193,15 @@ class Moving(Looking):
         return part.nbytes
 
     def _start_stream(self, action: Action, facts: Facts, call: Call) -> Done:
-        """Block by block, beside what the caller launches; where no hook would wait for a block, in one behind it.
-
-        A captured graph replays without any hook: then the caller's stream waits.
-        """
+        """Block by block, beside what the caller launches, until the first block is there."""
         coming, self._coming = self._coming, {}
-        wanted = () if self.graphs_captured() else self.adapter.blocks()
+        wanted = self.adapter.blocks()
         blocks = blocks_of(coming, {slot: self._shares_of(slot, wanted) for slot in coming})
-        arrivals = self.backend.start_copy_in(blocks, aside=bool(wanted))
+        arrivals = self.backend.start_copy_in(blocks, aside=True)
         for slot, (part, *_) in coming.items():
             self._landings.expect(slot, part, arrivals)
-        if wanted:
-            self._landings.expect_blocks(arrivals)
-            self._landings.first()
+        self._landings.expect_blocks(arrivals)
+        self._landings.first()
         return None, 0
 
     def _shares_of(self, slot: Slot, wanted: Sequence[frozenset[str]]) -> Mapping[int, frozenset[str]]:

@@ -194,14 +194,19 @@ def _collect(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
 
 
 def _copy_in(
-    facts: Facts, slots: Iterable[Slot], parts: Mapping[Slot, int], tag: str | None, late: bool = False
+    facts: Facts,
+    slots: Iterable[Slot],
+    parts: Mapping[Slot, int],
+    tag: str | None,
+    late: bool = False,
+    streamed: bool = False,
 ) -> Iterator[Action]:
     for slot in slots:
         part = facts.parts[parts[slot]]
         if part.id not in facts.copies:
             version = facts.tags.get(tag or ACTOR, 0)
             raise NoReadableCopy(tag or slot.value, version, {slot.value: ()}, "recover() keeps what is left.")
-        yield Action("copy_in", slot, part.id, tag=tag, nbytes=part.nbytes, direction=IN, late=late)
+        yield Action("copy_in", slot, part.id, tag=tag, nbytes=part.nbytes, direction=IN, late=late, streamed=streamed)
 
 
 def _restore_backup(slot: Slot, may_be_late: bool = False) -> Work:
@@ -222,8 +227,9 @@ def _restore_weights(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]
     version = target_version(facts, call)
     tag = call.shown if call.event in ("finish_load", "abort_load") else call.tag or ACTOR
     parts, stale = facts.versions[version].parts, stale_slots(facts, version)
-    yield from _copy_in(facts, stale, parts, tag, _comes_later(call, probe))
-    if call.stream and stale:
+    streamed = call.stream and bool(stale) and probe.can_stream()
+    yield from _copy_in(facts, stale, parts, tag, _comes_later(call, probe), streamed)
+    if streamed:
         yield Action("start_stream")
 
 
