@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lifecycle.bench.packing import Memory, Shapes, cut, in_layer
-from lifecycle.bench.shapes import LAYERS, VOCABULARY, llama_shapes
+from lifecycle.bench.shapes import llama_shapes
 
 _ANYWHERE = Memory()
 _SCORED = 256  # tokens whose logits are made: those of all would be larger than the weights
@@ -63,23 +63,14 @@ class Decoder(nn.Module):
         return hidden
 
 
-def decoder(
-    nbytes: int,
-    device: torch.device,
-    seed: int = 0,
-    layers: int = LAYERS,
-    vocabulary_of_hidden: float = VOCABULARY,
-    memory: Memory = _ANYWHERE,
-) -> Decoder:
-    """One of about ``nbytes`` bytes of bf16, allocated in ``memory``."""
-    return Decoder(random_weights(llama_shapes(nbytes, layers, vocabulary_of_hidden), device, seed, memory))
+def decoder(nbytes: int, device: torch.device) -> Decoder:
+    """One of about ``nbytes`` bytes of bf16."""
+    return Decoder(random_weights(llama_shapes(nbytes), device))
 
 
-def random_weights(
-    shapes: Shapes, device: torch.device, seed: int = 0, memory: Memory = _ANYWHERE
-) -> dict[str, Tensor]:
-    """bf16 of these shapes, by name. Random throughout, since zeros would hide missing bytes."""
-    generator = torch.Generator(device).manual_seed(seed)
+def random_weights(shapes: Shapes, device: torch.device, memory: Memory = _ANYWHERE) -> dict[str, Tensor]:
+    """bf16 of these shapes, by name, the same each time. Random throughout: zeros would hide missing bytes."""
+    generator = torch.Generator(device).manual_seed(0)
     tensors: dict[str, Tensor] = {}
     for piece in cut(memory.pieces, shapes):
         with memory.region(piece.reserve):

@@ -284,7 +284,8 @@ class Acting(Checking):
         subject = self.subject
         with torch.no_grad():
             if how == "weight":
-                with self.actor.hold():  # a write that no hook hears has to wait for weights on their way by itself
+                assert self.expected.shown is not None
+                with self.actor.using(self.expected.shown):  # no hook hears the write: weights on their way come first
                     next(t for t in subject.weights.values() if t.requires_grad).add_(1)
             elif how == "statistics":
                 subject.forward(0, train=True)
