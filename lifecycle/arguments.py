@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterator, Mapping, Sequence, Set
+from numbers import Number
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from attrs import field, fields_dict, frozen
@@ -18,7 +20,7 @@ from lifecycle.config import KEEPABLE, LifecycleConfig
 _T = TypeVar("_T", bound=ArgumentParser)
 
 #: Given by mistake, these would look like a namespace in which nothing is set.
-_NO_NAMESPACE = (ArgumentParser, str, bytes, int, float, Sequence, Set)
+_NO_NAMESPACE = (ArgumentParser, LifecycleConfig, str, bytes, Number, Sequence, Set, FunctionType, MethodType)
 
 
 @frozen
@@ -300,7 +302,9 @@ def _positive(namespace: Any, dest: str) -> int | None:
 def _get(namespace: Any, dest: str) -> Any:
     if isinstance(namespace, Mapping):
         return namespace.get(dest)
-    if namespace is None or isinstance(namespace, _NO_NAMESPACE):
+    if namespace is None or (
+        isinstance(namespace, _NO_NAMESPACE) and not hasattr(namespace, "_fields")
+    ):  # a named tuple
         raise TypeError(
             f"{namespace!r} ({type(namespace).__name__}) holds no options: give what parser.parse_args() returns, "
             "another object whose attributes are options, or a mapping; for the default settings LifecycleConfig()"

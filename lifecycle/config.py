@@ -24,13 +24,13 @@ def _regions(names: Iterable[str]) -> frozenset[Region]:
 
 
 def _whole(least: int) -> Callable[[Any, Attribute[int], Any], None]:
-    """A number of this or more. True and False are no numbers here, though Python counts them among its integers."""
+    """A number of this or more that fits in 63 bits. True and False are none, though Python counts them as integers."""
 
     def validate(config: Any, attribute: Attribute[int], value: Any) -> None:
-        told = f"{attribute.name}={value!r}: give a whole number, {least} or more"
+        told = f"{attribute.name}={value!r}: give a whole number, {least} or more, less than 2**63"
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{told} (an int, not {type(value).__name__})")
-        if value < least:
+        if not least <= value < 2**63:
             raise ValueError(told)
 
     return validate
@@ -73,8 +73,9 @@ class LifecycleConfig:
         """From an argparse-like namespace or a mapping, by the options of ``lifecycle.arguments``; what it lacks keeps
         its default.
 
-        A field ``x`` may also be given as ``lifecycle_x``. Raises ValueError naming the option, for a value that can
-        not be used and for an option whose machinery does not exist; TypeError for what holds no options at all.
+        A field ``x`` is read from ``lifecycle_x``, or from the option that sets it. Raises ValueError naming the option
+        for a value that can not be used and for an option whose machinery does not exist, TypeError for what holds no
+        options at all.
         """
         from lifecycle.arguments import settings
 

@@ -158,13 +158,18 @@ class Hooks:
     _outside._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable() marks functions
 
     def listen(self) -> None:
-        """Hear the backward of every parameter that needs a gradient, also of those unfrozen since the last call."""
+        """Hear the backward of every parameter that needs a gradient, also of those unfrozen since the last call.
+
+        What an operation under autograd wrote, such as a recurrent buffer, is no leaf: it is given no gradient.
+        """
         parameters = [tensor for reference in self._unheard if (tensor := reference()) is not None]
+        self._unheard = []
         for tensor in parameters:
-            if tensor.requires_grad:
+            if tensor.requires_grad and tensor.is_leaf:
                 self._put(tensor.register_hook, self._gradient_arrives)
                 self._put(tensor.register_post_accumulate_grad_hook, self._gradient_written)
-        self._unheard = [weakref.ref(tensor) for tensor in parameters if not tensor.requires_grad]
+            else:
+                self._unheard.append(weakref.ref(tensor))
 
     def _put(self, register: Callable[..., RemovableHandle], hook: Callable[..., Any]) -> None:
         self._handles.append(register(hook))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,7 @@ def test_help_tells_units_defaults_and_both_forms():
         ({"lifecycle_verify": "sometimes"}, ["--lifecycle-verify", "'sometimes'", "'sample'"]),
         ({"lifecycle_keep": ["weights"]}, ["--lifecycle-keep", "weights", "optimizer"]),
         ({"lifecycle_journal_records": 0}, ["--lifecycle-journal-records", "0", "1 or more"]),
+        ({"lifecycle_journal_records": 10**30}, ["--lifecycle-journal-records", "less than 2**63"]),
         ({"lifecycle_journal_records": False}, ["--lifecycle-journal-records", "False", "an int, not bool"]),
         ({"lifecycle_protect_copies": "yes"}, ["--lifecycle-protect-copies", "'yes'"]),
         ({"clear_quantized_weight_workspaces_on_offload": 1}, ["--clear-quantized-weight-workspaces-on-offload", "1"]),
@@ -176,7 +178,18 @@ def test_wrong_values_name_the_option(values, told):
 
 
 @pytest.mark.parametrize(
-    "given", [None, "--lifecycle-verify never", ["--lifecycle-verify"], 0, ArgumentParser()], ids=type
+    "given",
+    [
+        None,
+        "--lifecycle-verify never",
+        ["--lifecycle-verify"],
+        0,
+        1j,
+        ArgumentParser(),
+        ArgumentParser().parse_args,
+        LifecycleConfig(verify="never"),
+    ],
+    ids=type,
 )
 @pytest.mark.parametrize(
     "read", [LifecycleConfig.from_args, wants_offload, store_from_args, tags_from_args, rotation_from_args]
@@ -322,3 +335,9 @@ def test_refreshing_the_reference():
     for wrong in (0, -1, "3", True):
         with pytest.raises(ValueError, match=f"--ref-update-interval {wrong!r}"):
             refreshes_ref({"ref_update_interval": wrong}, 0)
+
+
+def test_a_named_tuple_holds_options():
+    given = namedtuple("Given", "lifecycle_verify lifecycle_on_abort")("never", None)
+
+    assert LifecycleConfig.from_args(given) == LifecycleConfig(verify="never")

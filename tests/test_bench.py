@@ -288,11 +288,25 @@ def test_a_result_can_be_read_back():
 def test_what_is_no_result_is_refused(tmp_path):
     """A document of something else is named, and what it lacks."""
     document = tmp_path / "other.json"
-    document.write_text('{"bench": "memory"}')
-    done = run("draw", str(document))
+    plain = sample().to_plain()
+    for wrong in ({"bench": "memory"}, {**plain, "machine": {}}, {**plain, "accepted": ["x"]}, []):
+        document.write_text(json.dumps(wrong))
+        done = run("draw", str(document))
 
-    assert done.exit_code == 2
-    assert "no result of" in done.output.replace("\n", " ")
+        assert done.exit_code == 2
+        assert "no result of" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_picture_that_can_not_be_written_is_refused(tmp_path):
+    """Before anything is measured, and never in the place of the document itself."""
+    document = tmp_path / "result.svg"
+    text = json.dumps(sample().to_plain())
+    document.write_text(text)
+    (tmp_path / "folder.svg").mkdir()
+
+    for picture in (document, tmp_path / "folder.svg", tmp_path / "nowhere" / "x.svg"):
+        assert run("draw", str(document), "--picture", str(picture)).exit_code == 2
+    assert document.read_text() == text
 
 
 @pytest.mark.parametrize(("operator", "got", "ok"), [("<=", 1.0, True), ("<=", 1.1, False), (">=", 0.9, False)])

@@ -83,10 +83,12 @@ class Guarded(nn.Module):
 
 
 def test_modules_are_those_that_torch_lists():
-    """In torch's order, by torch's names: shared ones each time, absent ones never, some as their class lists them."""
+    """In torch's order, by torch's names: shared ones each time, absent ones never, some as they list themselves."""
     model, shared = nn.Module(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model.first, model.nothing, model.guarded, model.second = shared, None, Guarded(), shared
     model.register_module("absent", None)
+    model.odd = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.odd.named_modules = lambda memo, prefix, _: iter([(f"{prefix}.1", model.odd[1])])
 
     expected = [
         f"{path}.{name}" if path else name
@@ -97,7 +99,8 @@ def test_modules_are_those_that_torch_lists():
 
     assert "second.1.running_mean" in expected
     assert "guarded.shown.weight" in expected
-    assert not any("hidden" in name for name in expected)
+    assert not any("hidden" in name or "odd.0" in name for name in expected)
+    assert "odd.1.weight" in expected
     assert list(owned(PlainAdapter(model))) == expected
 
 

@@ -83,3 +83,33 @@ def test_a_dropper_that_returns_nothing_is_named():
     with pytest.raises(WorkspacesLeft, match="cache"):
         found.drop()
     assert dropped == [1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_autograd_writes_is_no_leaf(persistent):
+    """A recurrent state, written in a forward with gradients: no hook can be put on it, and none is needed."""
+    model, inputs = Recurrent(persistent), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ActorLifecycle(model, optimizer) as actor:
+        for _ in range(2):
+            with actor.training():
+                optimizer.zero_grad()
+                model.state.detach_()
+                model(inputs).sum().backward()
+                optimizer.step()
+            held = model.state.detach().clone()
+            actor.sleep()
+            actor.wake_up()
+            assert not model.state._backward_hooks
+            assert torch.equal(model.state, held)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, persistent: bool):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("state", torch.zeros(4), persistent=persistent)
+
+    def forward(self, inputs):
+        self.state.mul_(0.5).add_(self.layer(inputs).mean(0))
+        return self.layer(inputs) + self.state

@@ -52,7 +52,7 @@ def tensors_of(roots: Iterable[Root]) -> list[Found]:
     """
     modules: list[Root] = []
     for prefix, root in roots:
-        _list_modules(prefix, root, modules)
+        _list_modules(prefix, root, modules, set())
     found: list[Found] = []
     for path, module in modules:
         _list_registered(path, module, found)
@@ -87,15 +87,15 @@ def describe(tensor: Tensor) -> str:
 # level of modules takes longer, and members of enumerations that are looked up once.
 
 
-def _list_modules(path: str, module: Module, modules: list[Root]) -> None:
-    """What ``named_modules(path, remove_duplicate=False)`` yields."""
-    if type(module).named_modules is not Module.named_modules:  # a class that knows better
-        modules.extend(module.named_modules(prefix=path, remove_duplicate=False))
+def _list_modules(path: str, module: Module, modules: list[Root], memo: set[Module]) -> None:
+    """What ``named_modules(memo, path, remove_duplicate=False)`` yields; called as it calls that of a child."""
+    if type(module).named_modules is not Module.named_modules or "named_modules" in vars(module):  # it knows better
+        modules.extend(module.named_modules(memo, path, False))
         return
     modules.append((path, module))
     for name, child in module._modules.items():
         if child is not None:
-            _list_modules(_join(path, name), child, modules)
+            _list_modules(_join(path, name), child, modules, memo)
 
 
 def _list_registered(path: str, module: Module, found: list[Found]) -> None:
@@ -105,12 +105,12 @@ def _list_registered(path: str, module: Module, found: list[Found]) -> None:
     if parameters := module._parameters:
         for name, parameter in parameters.items():
             if parameter is not None:
-                found.append(Found(start + name, _PARAMETER, parameter))
+                found.append(Found(f"{start}{name}", _PARAMETER, parameter))
     if buffers := module._buffers:
         for name, buffer in buffers.items():
             if buffer is not None:
                 kind = Kind.TRANSIENT if name in module._non_persistent_buffers_set else Kind.BUFFER
-                found.append(Found(start + name, kind, buffer))
+                found.append(Found(f"{start}{name}", kind, buffer))
 
 
 class _Sort(Enum):

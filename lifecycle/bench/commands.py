@@ -31,7 +31,7 @@ _Pieces = Annotated[
 ]
 _Rest = Annotated[
     float | None,
-    typer.Option(min=0, help="Seconds without work before what is timed; without it 0.25 on a GPU, else 0."),
+    typer.Option(min=0, max=60, help="Seconds without work before what is timed; without it 0.25 on a GPU, else 0."),
 ]
 _Picture = Annotated[Path | None, typer.Option(help="Draw it as well: a file .svg or .png.")]
 _Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where something promised was not reached.")]
@@ -215,11 +215,12 @@ def draw(
 
     picture = picture or document.with_suffix(".svg")
     _check_picture(picture)
+    if picture.exists() and picture.samefile(document):
+        raise typer.BadParameter(f"--picture {picture}: that is the document itself")
     try:
-        result = from_plain(json.loads(document.read_text(encoding="utf-8")))
-    except ValueError as error:
+        drawn(from_plain(json.loads(document.read_text(encoding="utf-8"))), picture)
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{document}: {error}") from error
-    drawn(result, picture)
     print(picture)
 
 

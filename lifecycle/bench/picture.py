@@ -19,9 +19,14 @@ _LOG = 20.0  # from this ratio of longest to shortest on, lengths are logarithmi
 
 
 def require(path: Path) -> None:
-    """Raises ValueError for a file that is neither .svg nor .png, MissingExtra without matplotlib."""
+    """Raises ValueError for what can be no .svg or .png file, MissingExtra without matplotlib."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: pictures are written as {' or '.join(SUFFIXES)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(
+            f"{path}: no file of this name can be written: {'it' if path.is_dir() else path.parent} is "
+            f"{'a directory' if path.is_dir() else 'no directory'}"
+        )
     try:
         import matplotlib
     except ImportError as error:

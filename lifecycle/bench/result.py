@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from attrs import Factory, asdict, field, frozen
 
+from lifecycle.bench.machine import machine_in_words
 from lifecycle.bench.timing import Times
 
 Role = Literal["ours", "peer", "limit"]
@@ -114,13 +115,14 @@ def from_plain(plain: Mapping[str, Any]) -> Result:
         groups = tuple(_group(group) for group in plain["groups"])
         accepted = tuple(Accepted(**{k: v for k, v in line.items() if k != "ok"}) for line in plain["accepted"])
         rest = (plain["figures"], accepted, tuple(plain["left_out"]), tuple(plain["notes"]))
+        machine_in_words(plain["machine"])
         return Result(plain["bench"], plain["machine"], plain["settings"], groups, *rest)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"this is no result of `lifecycle bench`: {type(error).__name__}: {error}") from error
 
 
 def _group(plain: Mapping[str, Any]) -> Group:
-    bars = (Bar(bar["name"], bar["role"], bar["values"], bar["note"]) for bar in plain["bars"])
+    bars = (Bar(bar["name"], bar["role"], [float(one) for one in bar["values"]], bar["note"]) for bar in plain["bars"])
     return Group(plain["title"], plain["unit"], bars, plain["limit"], plain["limit_name"])
 
 
