@@ -66,59 +66,6 @@ def test_poison_marks_what_was_not_restored():
     assert weight.unique().tolist() == [0xCB]
 
 
-class TinyModel(nn.Module):
-    """Tied embeddings, and a buffer that is a view of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(37, 24)
-        self.head = nn.Linear(24, 37, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("scale", torch.linspace(0.5, 1.5, 24))
-        self.register_buffer("half_scale", self.scale[12:])
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embed(tokens) * self.scale + self.half_scale.mean())
-
-
-def train(released: bool) -> tuple[TinyModel, torch.optim.Optimizer]:
-    """Ten AdamW steps; with ``released`` weights go and come back between backward and step, and gradients stay."""
-    torch.manual_seed(0)
-    model = TinyModel()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    backend, store = StorageBackend("cpu", poison=0xCB), FakeStore()
-    if released:
-        named = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-        nbytes = backend.adopt(Slot.TRAINED, Region.WEIGHTS, named).nbytes
-        buffer = store.allocate(nbytes)
-    for step in range(10):
-        tokens = torch.randint(0, 37, (16,), generator=torch.Generator().manual_seed(step))
-        nn.functional.cross_entropy(model(tokens), tokens.flip(0)).backward()
-        if released:
-            backend.copy_out(Slot.TRAINED, buffer)
-            backend.pause(Region.WEIGHTS)
-            backend.resume(Region.WEIGHTS)
-            backend.copy_in(Slot.TRAINED, buffer, nbytes)
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            model.half_scale.mul_(1.01)  # must be seen through model.scale
-    return model, optimizer
-
-
-def test_training_through_releases_is_bit_identical():
-    """Ten steps with release, poison and restore inside each end with the very bytes of ten steps without."""
-    plain, plain_optimizer = train(released=False)
-    model, optimizer = train(released=True)
-
-    for (name, expected), got in zip(plain.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(expected, got), name
-    for expected, got in zip(plain_optimizer.state.values(), optimizer.state.values(), strict=True):
-        assert all(torch.equal(expected[key], got[key]) for key in expected)
-    assert model.head.weight is model.embed.weight
-    assert model.half_scale.data_ptr() == model.scale[12:].data_ptr()
-
-
 def test_everything_follows_to_new_addresses():
     """After a resume elsewhere, copies, named blocks, exchanges and fingerprints are those of the new memory."""
     weight, other = torch.arange(MIB, dtype=torch.int32), torch.ones(5)

@@ -11,7 +11,7 @@ being named. They are moved along; left behind, they would hold the old storage,
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -131,6 +131,13 @@ def refuse_unmovable(tensors: Mapping[str, Tensor], device: str) -> None:
     problems = [f"{name} ({problem})" for name, tensor in tensors.items() for problem in _problems(tensor, device)]
     if problems:
         raise ManifestError("tensors that can not be taken over", problems)
+
+
+def refuse_owned(groups: Iterable[AliasGroup], owns: Callable[[AliasGroup], bool]) -> None:
+    """Raise ManifestError naming the groups with bytes that some actor owns: two must not move the same bytes."""
+    owned = [", ".join(group.tensors) for group in groups if group.nbytes and owns(group)]
+    if owned:
+        raise ManifestError("tensors already belong to an actor", owned, "Close that actor first.")
 
 
 def refuse_outsiders(groups: Sequence[AliasGroup]) -> None:

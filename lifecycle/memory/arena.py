@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from mmap import mmap
+from typing import Literal
 from weakref import WeakSet
 
 import torch
@@ -107,7 +108,7 @@ class ArenaBackend:
         with torch.inference_mode(False), torch.no_grad():
             aliases.refuse_unmovable(tensors, "cpu")
             groups = aliases.alias_groups(tensors)
-            _refuse_owned(groups)
+            aliases.refuse_owned(groups, _owns)
             aliases.refuse_outsiders(groups)
             layout = aliases.extended(before.layout, groups)  # of offsets as they are before the move
             segment = _filled_segment(groups)
@@ -186,13 +187,14 @@ class ArenaBackend:
         """As ``MemoryBackend`` says, segment by segment."""
         adopted = self._to_copy(slot, into, nbytes)
         assert out.nbytes >= adopted.layout.nbytes, f"buffer of {out.nbytes} bytes for {adopted.layout.nbytes}"
+        assert out is not into, "an exchange needs two buffers"
         target, source = pages.address(out.memory), pages.address(into.memory)
         torch.autograd.graph.increment_version(list(adopted.tensors.values()))
         self._stopped[slot] = out, 0
-        for offset, segment in self._placed(slot):
-            ctypes.memmove(target + offset, segment.address, segment.nbytes)
-            self._stopped[slot] = out, offset + segment.nbytes
-            ctypes.memmove(segment.address, source + offset, max(0, min(segment.nbytes, nbytes - offset)))
+        for offset, address, size in self._exchanged(slot, "exchange"):
+            ctypes.memmove(target + offset, address, size)
+            self._stopped[slot] = out, offset + size
+            ctypes.memmove(address, source + offset, max(0, min(size, nbytes - offset)))
         del self._stopped[slot]
         return adopted.layout.nbytes
 
@@ -201,12 +203,17 @@ class ArenaBackend:
         assert begun is out, f"the exchange of slot {slot} goes to another buffer"
         self._to_copy(slot, out)
         target, moved = pages.address(out.memory), 0
-        for offset, segment in self._placed(slot):
+        for offset, address, size in self._exchanged(slot, "finish"):
             if offset >= done:
-                ctypes.memmove(target + offset, segment.address, segment.nbytes)
-                moved += segment.nbytes
+                ctypes.memmove(target + offset, address, size)
+                moved += size
         self._stopped.pop(slot, None)
         return moved
+
+    def _exchanged(self, slot: Slot, doing: Literal["exchange", "finish"]) -> Iterator[tuple[int, int, int]]:
+        """(offset in the part, address, bytes) of what an exchange moves at a time."""
+        for offset, segment in self._placed(slot):
+            yield offset, segment.address, segment.nbytes
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._adopted(slot).tensors
@@ -309,12 +316,6 @@ def _slice(memory: mmap, offset: int, nbytes: int) -> UntypedStorage:
     return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset).untyped_storage()
 
 
-def _refuse_owned(groups: Sequence[aliases.AliasGroup]) -> None:
-    ranges = [(segment.address, segment.address + segment.nbytes) for segment in _segments]
-    owned = [
-        ", ".join(group.tensors)
-        for group in groups
-        if group.nbytes and any(low <= group.address < high for low, high in ranges)
-    ]
-    if owned:
-        raise ManifestError("tensors already belong to an actor", owned, "Close that actor first.")
+def _owns(group: aliases.AliasGroup) -> bool:
+    """Whether it lies in a segment of some actor's."""
+    return any(segment.address <= group.address < segment.address + segment.nbytes for segment in _segments)

@@ -97,9 +97,7 @@ class Holding:
 def refuse_owned(groups: Iterable[aliases.AliasGroup], holdings: Iterable[Holding]) -> None:
     """Raise ManifestError naming the groups whose storage is in one of the holdings."""
     taken = {one.memory.untyped_storage()._cdata for holding in holdings for one in holding.placed}
-    owned = [", ".join(group.tensors) for group in groups if group.nbytes and group.storage._cdata in taken]
-    if owned:
-        raise ManifestError("tensors already belong to an actor", owned, "Close that actor first.")
+    aliases.refuse_owned(groups, lambda group: group.storage._cdata in taken)
 
 
 def _origin(tensor: Tensor) -> tuple[UntypedStorage, int] | None:

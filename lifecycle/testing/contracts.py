@@ -165,13 +165,9 @@ class MemoryBackendContract(MovingContract):
     def test_restores_are_seen_by_autograd(self) -> None:
         """A backward through a graph that saved a tensor before it was restored is refused, not silently wrong."""
         backend = self.make()
-        weight = torch.nn.Parameter(torch.ones(3, device=self.device))
-        layout = backend.adopt(Slot.TRAINED, Region.WEIGHTS, {"weight": weight})
-        buffer = FakeStore().allocate(layout.nbytes)
-        backend.copy_out(Slot.TRAINED, buffer)
-        loss = (weight * weight).sum()
+        buffer, loss = self.saved_by_a_graph(backend)
 
-        backend.copy_in(Slot.TRAINED, buffer, layout.nbytes)
+        backend.copy_in(Slot.TRAINED, buffer, buffer.nbytes)
 
         with pytest.raises(RuntimeError):
             loss.backward()  # type: ignore[no-untyped-call]

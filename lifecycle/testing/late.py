@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,44 +114,18 @@ class LateArena(ArenaBackend):
         return super().fingerprints(slot, names)
 
     def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
-        """As ``MemoryBackend`` says, chunk by chunk."""
         self.land()
-        adopted = self._to_copy(slot, into, nbytes)
-        assert out.nbytes >= adopted.layout.nbytes, f"buffer of {out.nbytes} bytes for {adopted.layout.nbytes}"
-        assert out is not into, "an exchange needs two buffers"
-        target, source = pages.address(out.memory), pages.address(into.memory)
-        torch.autograd.graph.increment_version(list(adopted.tensors.values()))
-        self._stopped[slot] = out, 0
+        return super().exchange(slot, out, into, nbytes)
+
+    def _exchanged(self, slot: Slot, doing: Literal["exchange", "finish"]) -> Iterator[tuple[int, int, int]]:
+        """Chunk by chunk, with a word before each and after the last."""
         number = 0
-        for number, (offset, address, size) in enumerate(self._chunks(slot)):
-            self.at_chunk("exchange", number)
-            ctypes.memmove(target + offset, address, size)
-            self._stopped[slot] = out, offset + size
-            ctypes.memmove(address, source + offset, max(0, min(size, nbytes - offset)))
-        self.at_chunk("exchange", number + 1)
-        del self._stopped[slot]
-        return adopted.layout.nbytes
-
-    def finish_exchange(self, slot: Slot, out: HostBuffer) -> int:
-        """As ``MemoryBackend`` says, chunk by chunk."""
-        begun, done = self._stopped.get(slot, (out, 0))
-        assert begun is out, f"the exchange of slot {slot} goes to another buffer"
-        self._to_copy(slot, out)
-        target, moved, number = pages.address(out.memory), 0, 0
-        for number, (offset, address, size) in enumerate(self._chunks(slot)):
-            self.at_chunk("finish", number)
-            if offset >= done:
-                ctypes.memmove(target + offset, address, size)
-                moved += size
-        self.at_chunk("finish", number + 1)
-        self._stopped.pop(slot, None)
-        return moved
-
-    def _chunks(self, slot: Slot) -> Iterator[tuple[int, int, int]]:
-        """(offset in the part, address, bytes) of each."""
-        for offset, segment in self._placed(slot):
-            for start in range(0, segment.nbytes, self.chunk):
-                yield offset + start, segment.address + start, min(self.chunk, segment.nbytes - start)
+        for offset, address, nbytes in super()._exchanged(slot, doing):
+            for start in range(0, nbytes, self.chunk):
+                self.at_chunk(doing, number)
+                yield offset + start, address + start, min(self.chunk, nbytes - start)
+                number += 1
+        self.at_chunk(doing, number)
 
     def _pieces(self, one: Incoming) -> Iterator[tuple[int, int, int]]:
         """(address, offset in the part, bytes) of each alias group that comes."""

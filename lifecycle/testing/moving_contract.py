@@ -112,6 +112,13 @@ class MovingContract(ABC):
         alone = ("transposed", "inside", "scalar", "mask", "half")
         return {"embed": frozenset({"embed", "head", "row"}), **{name: frozenset({name}) for name in alone}}
 
+    def saved_by_a_graph(self, backend: MemoryBackend) -> tuple[HostBuffer, Tensor]:
+        """The copy of a weight, and a loss whose backward needs the weight as it is."""
+        weight = torch.nn.Parameter(torch.ones(3, device=self.device))
+        buffer = FakeStore().allocate(backend.adopt(Slot.TRAINED, Region.WEIGHTS, {"weight": weight}).nbytes)
+        backend.copy_out(Slot.TRAINED, buffer)
+        return buffer, (weight * weight).sum()
+
     def differing(self, backend: MemoryBackend, tensors: dict[str, Tensor], copy: HostBuffer) -> list[str]:
         """Names of the tensors whose bytes are not those of the copy."""
         layout = backend.layout(Slot.TRAINED)
@@ -191,13 +198,9 @@ class MovingContract(ABC):
     def test_arrivals_are_seen_by_autograd(self) -> None:
         """A backward through a graph that saved a tensor before it arrived is refused, not silently wrong."""
         backend = self.make()
-        weight = torch.nn.Parameter(torch.ones(3, device=self.device))
-        layout = backend.adopt(Slot.TRAINED, Region.WEIGHTS, {"weight": weight})
-        buffer = FakeStore().allocate(layout.nbytes)
-        backend.copy_out(Slot.TRAINED, buffer)
-        loss = (weight * weight).sum()
+        buffer, loss = self.saved_by_a_graph(backend)
 
-        one = Incoming(Slot.TRAINED, buffer, layout.nbytes, frozenset({"weight"}))
+        one = Incoming(Slot.TRAINED, buffer, buffer.nbytes, frozenset({"weight"}))
         backend.start_copy_in([[one]], aside=True)[0].wait()
 
         with pytest.raises(RuntimeError):
