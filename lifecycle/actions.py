@@ -19,9 +19,10 @@ from states.spec import Effect
 class Action:
     """One thing to do. ``nbytes`` is what it moves each way, at most; ``direction`` is None where no bytes move.
 
-    ``into``: the part that comes in where ``part`` goes out. ``late``: it has only begun when it is done, and the bytes
-    are waited for by an "arrive" of their own. ``streamed``: they come block by block, once "start_stream" is done.
-    ``own`` is set where the machine's owner does it: an effect that this library does not know.
+    ``into``: the part that comes in where ``part`` goes out. ``late``: it has only begun when it is done; bytes are
+    waited for by an "arrive" of their own, and what a "verify" finds by the "copy_out" that follows. ``streamed``: they
+    come block by block, once "start_stream" is done. ``own`` is set where the machine's owner does it: an effect that
+    this library does not know.
     """
 
     do: str

@@ -21,7 +21,7 @@ LifecycleError
 ├── SpinMissing            `lifecycle check --spin` needs programs that are not installed
 └── SpinFailed             Spin or the C compiler did not do its work
 
-Those that only one part of the library raises are defined there: NoRoom in ``lifecycle.memory.saver``, SaverUnusable in
+Those that only one part of the library raises are defined there: NoRoom in ``lifecycle.memory.room``, SaverUnusable in
 ``lifecycle.memory.hook_modes``, WorkspacesLeft in ``lifecycle.workspaces``, MissingProgram in
 ``lifecycle.render.images``, SpinMissing and SpinFailed in ``lifecycle.checker.spin``.
 """

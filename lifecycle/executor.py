@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -40,8 +40,20 @@ class World(Probe, Protocol):
         """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
         ...
 
+    def foresee(self, todo: Iterable[Action]) -> None:
+        """This is what the row comes to. What takes long, and nobody can tell, may begin ahead of its effect."""
+        ...
+
     def left_undone(self, effect: str, call: Call) -> None:
         """The effect has nothing to do; where that is worth a word, say why."""
+        ...
+
+    def finish(self, facts: Facts) -> None:
+        """No action follows in this row: wait for what earlier ones have left to later ones."""
+        ...
+
+    def give_up(self) -> None:
+        """The row has failed: what was begun ahead, or left to later actions, is not wanted any more."""
         ...
 
     def settings(self) -> Settings: ...
@@ -84,6 +96,7 @@ class Executor:
         committed_to = False  # whether a point of no return has been passed
         name, asked = "", asked_once(self.world)
         try:
+            self.world.foresee(action for effect in planned for action in effect.actions)
             for effect in row.effects:
                 name = effect.name
                 todo = actions(effect, self.facts, call, asked)
@@ -99,7 +112,9 @@ class Executor:
                     inverses.append(effect.inverse)
                 self._do(name, todo, call)
                 asked = asked_once(self.world)
+            self.world.finish(self.facts)
         except BaseException as cause:
+            self.world.give_up()
             self.look_again(syncing=call.event == "start_sync")
             undone = self._unwind(inverses, call, cause)
             raise EffectStopped(Failure(name, cause, undone and not committed_to)) from cause

@@ -6,12 +6,13 @@ Like all of it, it knows no states and decides nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lifecycle.actions import Action, Call
 from lifecycle.config import LifecycleConfig
-from lifecycle.errors import VerificationFailed
+from lifecycle.errors import UntrackedChange, VerificationFailed
 from lifecycle.fingerprint import part_fingerprint
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.pool import BufferPool
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
 _SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
+
+
+def refuse_changed(tag: str, facts: Facts, expected: Mapping[str, str], got: Mapping[str, str]) -> None:
+    """Raise UntrackedChange naming the tensors that differ, if any."""
+    if changed := [name for name in expected if expected[name] != got[name]]:
+        raise UntrackedChange(tag, facts.tags[tag], changed)
 
 
 class Moving(Looking):
@@ -49,6 +56,8 @@ class Moving(Looking):
         self._landings = Landings()
         self._coming: dict[Slot, Coming] = {}  # of a streamed wake that is about to start
         self._shares: dict[Slot, tuple[PartLayout, Sequence[frozenset[str]], Mapping[int, frozenset[str]]]] = {}
+        # of a verification that the copy of the same bytes waits for: part, names, tag, and how to hear of it
+        self._verifying: dict[Slot, tuple[Part, Collection[str], str, Callable[[], Mapping[str, str]]]] = {}
         self._all_out: int | None = None  # the part that an exchange has last copied out to its end
 
     # measuring
@@ -74,6 +83,17 @@ class Moving(Looking):
         got = self.backend.fingerprints(slot, names)
         return {name: part.tensors[name] for name in got}, got
 
+    def _start_verifying(self, slot: Slot, part: Part, tag: str) -> None:
+        names = list(part.tensors) if (sample := self._names_to_verify(part)) is None else sample
+        self._verifying[slot] = part, names, tag, self.backend.start_fingerprints(slot, names)
+
+    def _finish_verifying(self, slots: Iterable[Slot], facts: Facts) -> None:
+        """Of those that were started, if any. Raises UntrackedChange."""
+        for slot in slots:
+            if slot in self._verifying:
+                part, names, tag, read = self._verifying.pop(slot)
+                refuse_changed(tag, facts, {name: part.tensors[name] for name in names}, read())
+
     def _verify_restored(self, slot: Slot, part: Part) -> None:
         if part.fingerprint is not None and self.config.verify != "never":
             expected, got = self._differences(slot, part)
@@ -97,10 +117,12 @@ class Moving(Looking):
     def pool_of(self, buffer: HostBuffer) -> BufferPool:
         return self.rest_pool if self.rest_pool.owns(buffer) else self.pool
 
-    def _keep_copy(self, slot: Slot, part: int) -> int:
+    def _keep_copy(self, slot: Slot, part: int, check: Callable[[], None] = lambda: None) -> int:
+        """Where ``check`` raises there is no copy: the bytes were not the part's."""
         buffer, new = self._buffer_for(slot, part)
         try:
             moved = self.backend.copy_out(slot, buffer)
+            check()
             self.pool_of(buffer).seal(buffer)
         except BaseException:
             if new:
@@ -112,7 +134,7 @@ class Moving(Looking):
     def _copy_out(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
         assert action.part is not None
-        return None, self._keep_copy(action.slot, action.part)
+        return None, self._keep_copy(action.slot, action.part, partial(self._finish_verifying, [action.slot], facts))
 
     def _back_up(self, action: Action, facts: Facts, call: Call) -> Done:
         """Copy only if the content differs from the last copy; measuring tells."""

@@ -48,10 +48,12 @@ def _touched_slots(facts: Facts, call: Call) -> list[Slot]:
 
 
 def _verify(facts: Facts, call: Call, probe: Probe) -> Iterator[Action]:
+    """What is copied next is read beside that copy, where the device can."""
     if not call.verify:
         return
+    copied = {action.slot for action in _copy_out(facts, call, probe)} if probe.overlaps() else ()
     for slot in _touched_slots(facts, call):
-        yield Action("verify", slot, facts.device[slot])
+        yield Action("verify", slot, facts.device[slot], late=slot in copied)
 
 
 def _wanted_elsewhere(facts: Facts, call: Call, part: int) -> bool:

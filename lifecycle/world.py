@@ -7,7 +7,7 @@ It knows no states and decides nothing; ``lifecycle.work`` says what to do and `
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lifecycle.actions import Action, Call
@@ -20,7 +20,7 @@ from lifecycle.hoststore.pool import BufferPool
 from lifecycle.journal import Journal
 from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
-from lifecycle.moving import Done, Moving
+from lifecycle.moving import Done, Moving, refuse_changed
 from lifecycle.outcome import Measured, Settings
 from lifecycle.own import EffectCall, Handler, moved_bytes
 from lifecycle.sync.session import SyncSession
@@ -95,8 +95,22 @@ class World(Moving):
 
     # doing
 
+    def foresee(self, todo: Iterable[Action]) -> None:
+        for action in todo:
+            if action.do == "resume" and action.region is not None:
+                self.backend.begin_resume(action.region)
+
+    def finish(self, facts: Facts) -> None:
+        self._finish_verifying(tuple(self._verifying), facts)
+
+    def give_up(self) -> None:
+        self._verifying.clear()
+        self.backend.cancel_resume()
+
     def perform(self, action: Action, facts: Facts, call: Call) -> Done:
         self._event = call.event
+        if self._verifying and action.do not in ("verify", "copy_out"):
+            self.finish(facts)
         if action.own is not None:
             told = EffectCall(call.event, action.do, call.tag, call.shown, facts)
             return None, moved_bytes(action.do, self.handlers[action.do](told))
@@ -156,15 +170,19 @@ class World(Moving):
     def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
         part = facts.parts[facts.device[action.slot]]  # another one than planned, where all were adopted just before
+        tag = call.shown or ACTOR
+        # A copy that is made anew can be given back where it turns out to be of something else.
+        if action.late and self.config.on_untracked == "refuse" and part.id not in self.buffers:
+            self._start_verifying(action.slot, part, tag)
+            return None, 0
         expected, got = self._differences(action.slot, part)
         if expected == got:
             return None, 0
-        tag = call.shown or ACTOR
-        changed = [name for name in expected if expected[name] != got[name]]
         if self.config.on_untracked == "refuse":
-            raise UntrackedChange(tag, facts.tags[tag], changed)
+            refuse_changed(tag, facts, expected, got)
         found = self.measure(slot for slot in VERSION_SLOTS if slot in facts.device)
         if losing := self._losing(found, facts, tag):
+            changed = [name for name in expected if expected[name] != got[name]]
             advice = (
                 f"Adopting them would leave {', '.join(losing)} without any copy: call adopt(), which moves those tags "
                 "along, or load their weights again with loading(tag)."

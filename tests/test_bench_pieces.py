@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lifecycle import MissingExtra
-from lifecycle.bench import peers, pieces, saver, timing
+from lifecycle.bench import pieces, saver, timing
 from lifecycle.bench.model import random_weights
 from lifecycle.bench.packing import Memory, cut
 from lifecycle.bench.shapes import llama_shapes
@@ -198,14 +198,3 @@ def test_a_copy_fills_every_piece(recorder):
     pool.resume_and_copy()
 
     assert torch.equal(torch.cat(pool.pieces), host)
-
-
-def test_a_peer_takes_its_pieces_as_ours_are(monkeypatch):
-    """The saver's pool without backups; the memory that is taken first is dropped, for torch to cut from."""
-    taken: list[int] = []
-    monkeypatch.setattr(saver, "allocating", lambda tag, backup: nullcontext())
-    monkeypatch.setattr(peers, "_reserving", lambda device, nbytes: nullcontext(taken.append(nbytes)))
-    pool = peers.bare_release("torch_memory_saver", llama_shapes(2**27), CPU, "32")
-
-    assert taken == [piece.reserve for piece in cut("32", llama_shapes(2**27))]
-    assert pool.tensors.keys() == llama_shapes(2**27).keys()

@@ -40,22 +40,21 @@ class _Setup:
 def measure(options: Options) -> Result:
     """Needs six times the bytes in host memory and eight times on the device, where all peers are there."""
     with attached(options) as subject:
-        setup = _set_up(subject, options.pieces)
+        setup = _set_up(subject)
         first = _first(setup, options.rest)
         found = in_turns(_turns(setup), options.rounds, options.rest)
         return _result(options, setup, first, found, _collections(setup.subject))
 
 
-def _set_up(subject: Subject, pieces: str) -> _Setup:
+def _set_up(subject: Subject) -> _Setup:
     nbytes, device, backend = subject.nbytes, device_here(), subject.actor.memory.name
-    released = peers.bare_release(backend, subject.shapes, device, "tensor")
+    released = peers.bare_release(backend, subject.shapes, device)
     tensors = list(released.tensors.values())
     host = peers.host_buffer(max(nbytes, peers.host_bytes(tensors)))  # shared: its contents matter to nobody
     copies = peers.TensorCopies(tensors, host)
     saver, no_saver = peers.saver_peers(nbytes, device)
     naive, no_naive = peers.naive_peers(nbytes, device)
-    bare = peers.bare_release(backend, subject.shapes, device, pieces)
-    others: dict[str, Peer] = {_BARE: bare, PER_TENSOR: peers.PerTensorCopies(released, copies)}
+    others: dict[str, Peer] = {PER_TENSOR: peers.PerTensorCopies(released, copies)}
     link = peers.Link(nbytes, device, host)
     return _Setup(subject, Watch(subject.actor), link, {**others, **saver, **naive}, no_saver + no_naive)
 
@@ -78,6 +77,7 @@ def _turns(setup: _Setup) -> dict[str, Turn]:
         _CLEAN: Turn(cycle, clean, lambda step: watch.stop(f"clean {step}")),
         _DIRTY: Turn(cycle, dirty, lambda step: watch.stop(f"dirty {step}")),
         PLAIN: Turn({"sleep": setup.link.out, "wake": setup.link.into}),
+        _BARE: setup.subject.bare(),
     }
     for name, peer in setup.others.items():
         turns[name] = Turn({"sleep": peer.sleep, "wake": peer.wake}, once=name in _SLOW)

@@ -5,9 +5,7 @@ Each peer has memory of its own, shaped like the model's. ``sleep`` and ``wake``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from lifecycle.bench import saver
 from lifecycle.bench.model import random_weights
-from lifecycle.bench.packing import Memory, Shapes
+from lifecycle.bench.packing import Shapes
 from lifecycle.bench.saver import missing_saver
 from lifecycle.bench.shapes import llama_shapes
 from lifecycle.hoststore.base import tensor_over
@@ -53,16 +51,13 @@ class NaiveTo:
 class SaverPool:
     """A pool of torch-memory-saver, paused and resumed. Without ``backup`` its contents are lost.
 
-    With ``retain`` the saver keeps its pinned backups between pauses, which it does not by default. ``pieces``: what
-    the tensors are cut from, as ours are; users have one per tensor.
+    With ``retain`` the saver keeps its pinned backups between pauses, which it does not by default.
     """
 
-    def __init__(
-        self, shapes: Shapes, device: torch.device, backup: bool, retain: bool = False, pieces: str = "tensor"
-    ) -> None:
+    def __init__(self, shapes: Shapes, device: torch.device, backup: bool, retain: bool = False) -> None:
         self._tag, self._retain = f"bench-peer-{next(_numbers)}", retain
         with saver.allocating(self._tag, backup) as self._saver:
-            self.tensors = random_weights(shapes, device, memory=Memory(pieces, partial(_reserving, device)))
+            self.tensors = random_weights(shapes, device)
 
     def sleep(self) -> None:
         self._saver.retain_cpu_backup = self._retain  # the process's; each pool sets it for itself
@@ -72,13 +67,6 @@ class SaverPool:
         self._saver.retain_cpu_backup = self._retain
         self._saver.resume(self._tag)
         self._saver.retain_cpu_backup = False
-
-
-@contextmanager
-def _reserving(device: torch.device, nbytes: int) -> Iterator[None]:
-    """As ``lifecycle.region(..., reserve=nbytes)``: torch keeps the memory, and cuts what comes next from it."""
-    torch.empty(nbytes, dtype=torch.uint8, device=device)
-    yield
 
 
 class StorageRelease:
@@ -198,17 +186,13 @@ class PairSwitch:
         self._shown, self._asleep = self._asleep, self._shown
 
 
-def bare_release(
-    backend: str, shapes: Shapes, device: torch.device, pieces: str
-) -> SaverPool | StorageRelease | ArenaRelease:
-    """What the backend of that name does to give memory back and take it again, and nothing beside it.
-
-    A pool's pause and resume depend on its pieces: for a limit give the shapes of the tensors that ours has.
+def bare_release(backend: str, shapes: Shapes, device: torch.device) -> SaverPool | StorageRelease | ArenaRelease:
+    """Tensors of these shapes, whose memory the backend of that name would give back and take again, contents lost.
 
     Raises ValueError for a backend that is not known here.
     """
     if backend == "torch_memory_saver":
-        return SaverPool(shapes, device, backup=False, pieces=pieces)
+        return SaverPool(shapes, device, backup=False)
     if backend == "storage":
         return StorageRelease(shapes, device)
     if backend == "arena":
@@ -247,6 +231,8 @@ def _stream() -> torch.cuda.Stream:
 
 def host_buffer(nbytes: int) -> Tensor:
     """uint8 of shape (nbytes,), page-locked where there is a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else the store takes this for a process that uses none
     return tensor_over(_store.allocate(nbytes))
 
 

@@ -48,7 +48,7 @@ def _shapes(weights: int) -> tuple[Shapes, Shapes]:
 
 
 def _every_time(weights: int, device: torch.device, shown: int, backend: str) -> StepPeer:
-    regions = [peers.bare_release(backend, shapes, device, "tensor") for shapes in _shapes(weights)]
+    regions = [peers.bare_release(backend, shapes, device) for shapes in _shapes(weights)]
     tensors = [list(region.tensors.values()) for region in regions]
     of_weights, of_optimizer = (peers.TensorCopies(t, peers.host_buffer(peers.host_bytes(t))) for t in tensors)
     for region in regions:

@@ -17,9 +17,11 @@ from lifecycle.actions import IN, OUT
 from lifecycle.bench.model import Decoder, change, random_weights, weights_bytes
 from lifecycle.bench.packing import Memory, Shapes, require_pieces
 from lifecycle.bench.shapes import LAYERS, VOCABULARY, llama_shapes
+from lifecycle.bench.timing import Turn
 from lifecycle.config import LifecycleConfig
 from lifecycle.controller import ActorLifecycle
 from lifecycle.journal import Record
+from states.resources import Region
 
 GIB = 2**30
 
@@ -65,6 +67,15 @@ class Subject:
         """Give 'actor' a version whose only copy is on the device."""
         with self.actor.loading("actor"):
             change(self.model)
+
+    def bare(self) -> Turn:
+        """The backend's own resume and pause of the weights' memory, while the actor sleeps, and nothing beside them.
+
+        Of the same memory that is timed otherwise: how long they take also depends on how it lies in the device.
+        """
+        memory = self.actor.memory
+        steps = {"wake": partial(memory.resume, Region.WEIGHTS), "sleep": partial(memory.pause, Region.WEIGHTS)}
+        return Turn(steps, self.actor.sleep, lambda step: self.actor.wake_up() if step == "sleep" else None)
 
     def land(self) -> None:
         """Have what a wake has begun be over and checked, so that the next event is not charged with it."""

@@ -44,7 +44,7 @@ class _Setup:
 def measure(options: Options) -> Result:
     """Raises RuntimeError when a forward behind a wake gives other logits than the one before the sleep."""
     with attached(options, layers=_STACK, vocabulary_of_hidden=_VOCABULARY) as subject, torch.no_grad():
-        setup = _set_up(subject, options.pieces)
+        setup = _set_up(subject)
         in_turns(setup.turns, 1)
         found = in_turns(setup.turns, options.rounds, options.rest)
         return _result(options, setup, found, _note(setup.wrong))
@@ -59,10 +59,9 @@ def _note(wrong: Sequence[str]) -> str:
     return "every forward gave the logits from before the sleep, bit for bit"
 
 
-def _set_up(subject: Subject, pieces: str) -> _Setup:
+def _set_up(subject: Subject) -> _Setup:
     nbytes, device, actor, model = subject.nbytes, device_here(), subject.actor, subject.model
     link = peers.Link(nbytes, device, peers.host_buffer(nbytes))
-    bare = peers.bare_release(actor.memory.name, subject.shapes, device, pieces)
     tokens = _calibrated(model, link)
     expected = model(tokens).clone()
     wrong: list[str] = []
@@ -94,7 +93,7 @@ def _set_up(subject: Subject, pieces: str) -> _Setup:
     }
     turns["first block"] = Turn({"wake": partial(actor.wake_up, stream=True)}, actor.sleep)
     turns[PLAIN] = Turn({"wake": link.into})
-    turns[_BARE] = Turn({"wake": bare.wake}, bare.sleep)
+    turns[_BARE] = subject.bare()
     turns[_FORWARD] = Turn({"forward": forward}, each=partial(check, _FORWARD))
     return _Setup(subject, tokens, expected, turns, wrong)
 

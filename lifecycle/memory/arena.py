@@ -15,7 +15,7 @@ A segment is never unmapped by hand: it goes with the last storage over it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from mmap import mmap
 from typing import Literal
 from weakref import WeakSet
@@ -158,6 +158,12 @@ class ArenaBackend:
         self._paused.remove(region)
         return self._nbytes(region)
 
+    def begin_resume(self, region: Region) -> None:
+        """The system maps pages when they are touched."""
+
+    def cancel_resume(self) -> None:
+        """Nothing was begun."""
+
     def resident(self) -> frozenset[Region]:
         return frozenset(Region) - self._paused
 
@@ -218,6 +224,10 @@ class ArenaBackend:
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._adopted(slot).tensors
         return fingerprints(tensors if names is None else {name: tensors[name] for name in names})
+
+    def start_fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> Callable[[], Mapping[str, str]]:
+        found = self.fingerprints(slot, names)
+        return lambda: found
 
     def views(self, slot: Slot) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._adopted(slot).tensors.items()}

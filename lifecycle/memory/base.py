@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
@@ -63,7 +63,7 @@ class MemoryBackend(Protocol):
     name: str
     keeps_addresses: bool  # whether a region comes back at the addresses it had, as captured graphs need
     stream_ordered: bool  # whether ``start_copy_in`` returns before the bytes are there
-    overlaps: bool  # whether ``exchange`` moves both ways at once
+    overlaps: bool  # whether ``exchange`` moves both ways at once, and ``start_fingerprints`` returns before it is done
 
     def adopt(self, slot: Slot, region: Region, tensors: Mapping[str, Tensor]) -> PartLayout:
         """Take over the bytes of these tensors, appended to the slot's layout, and return the whole new layout.
@@ -96,6 +96,17 @@ class MemoryBackend(Protocol):
 
     def resume(self, region: Region) -> int:
         """Map the region again, contents undefined until ``copy_in``. Returns the bytes mapped."""
+        ...
+
+    def begin_resume(self, region: Region) -> None:
+        """The caller will soon resume this paused region, or cancel that: what can be had of it meanwhile is.
+
+        The region counts as paused until then. Raises nothing: what stands in the way, ``resume`` says.
+        """
+        ...
+
+    def cancel_resume(self) -> None:
+        """No region that was begun with will be resumed after all."""
         ...
 
     def resident(self) -> frozenset[Region]:
@@ -139,6 +150,10 @@ class MemoryBackend(Protocol):
 
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         """Fingerprint of each tensor on the device (``lifecycle.fingerprint``), of all or of the named ones."""
+        ...
+
+    def start_fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> Callable[[], Mapping[str, str]]:
+        """The same, beside what is launched from here on that only reads them; what is returned waits, and tells."""
         ...
 
     def views(self, slot: Slot) -> dict[str, Tensor]:

@@ -6,14 +6,15 @@ straight between the tensors' memory and the host buffer, ordered by events (``l
 as a whole is waited for in one place only: before memory is given back, because the driver unmaps it under running
 kernels without a word, and they then end the process.
 
-A subclass says how memory is given back and taken: ``_place``, ``_release``, ``_take_back``; and ``complete``.
+A subclass says how memory is given back and taken: ``_place``, ``_release``, ``_take_back``; and ``complete``,
+``begin_resume``, ``cancel_resume``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Any
@@ -153,6 +154,12 @@ class DeviceBackend(ABC):
             self._fill_with_poison(region)
         return self._nbytes(region)
 
+    @abstractmethod
+    def begin_resume(self, region: Region) -> None: ...
+
+    @abstractmethod
+    def cancel_resume(self) -> None: ...
+
     def resident(self) -> frozenset[Region]:
         return frozenset(Region) - self._paused
 
@@ -227,6 +234,16 @@ class DeviceBackend(ABC):
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         self._order_flights()
         return self._holding(slot).prepared(names).start().read()
+
+    def start_fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> Callable[[], Mapping[str, str]]:
+        self._order_flights()
+        holding = self._holding(slot)
+        with ExitStack() as stack:
+            for device in holding.devices:
+                stream = self._streams.get(device, "check")
+                streams.follow(stream)
+                stack.enter_context(streams.on(stream))
+            return holding.prepared(names).start().read
 
     def views(self, slot: Slot) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._holding(slot).tensors.items()}

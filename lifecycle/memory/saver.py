@@ -29,21 +29,12 @@ from attrs import frozen
 
 from lifecycle.errors import TransitionRefused
 from lifecycle.memory import driver, hook_modes
+from lifecycle.memory.beside import Beside
 from lifecycle.memory.hook_modes import SaverUnusable
+from lifecycle.memory.room import require_room
 
 GRANULE = 2 << 20  # bytes; the saver maps whole multiples of it
 _SAMPLES = 16  # segments that are asked about before a call: the saver pauses and resumes all of a pool
-MARGIN = 32 << 20  # bytes that must stay free beside what is mapped: page tables, and what a driver takes unasked
-
-
-class NoRoom(TransitionRefused, MemoryError):
-    """Too little free memory; nothing was mapped. ``needed`` and ``free`` are bytes on ``device`` (its index)."""
-
-    def __init__(self, event: str, state: str, device: int, needed: int, free: int) -> None:
-        self.device, self.needed, self.free = device, needed, free
-        reason = f"{needed} bytes and a margin of {MARGIN} are needed on cuda:{device}, {free} are free"
-        advice = "Other processes or other pools hold the rest: release it there, then ask again."
-        super().__init__(event, state, (), reason, advice)
 
 
 class PoolState(StrEnum):
@@ -74,6 +65,7 @@ class Ledger:
         self._saver = saver
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._begun: Beside | None = None  # that nobody has waited for
         self._states: dict[str, PoolState] = {}
         self._ours: list[str] = []  # pools that others must not touch
         self._open: dict[int, str] = {}  # thread -> the pool it allocates in
@@ -97,26 +89,26 @@ class Ledger:
 
     def states(self, pools: Sequence[str], samples: int | None = None) -> dict[str, PoolState | None]:
         """``state`` of several pools, for which torch is asked once what it took and gave back."""
-        with self._lock:
+        with self._alone():
             spans = self._segments([pool for pool in self.pools() if pool in pools])
             return {pool: self._state(pool, spans[pool], samples) if pool in spans else None for pool in pools}
 
     def recorded(self, pool: str) -> PoolState | None:
         """As ``state``, without asking the driver for pools of ours whose record is sure."""
-        with self._lock:
+        with self._alone():
             known = self._states.get(pool) if pool in self._ours else None
             return known if known in (PoolState.ACTIVE, PoolState.PAUSED) else self.state(pool)
 
     def claim(self, pool: str) -> PoolState | None:
         """Count a pool as ours from here on, whoever made it or will. Returns its state."""
-        with self._lock:
+        with self._alone():
             if pool not in self._ours:
                 self._ours.append(pool)
             return self.state(pool)
 
     def segments(self, pool: str) -> tuple[Span, ...]:
         """The memory that a pause of the pool releases."""
-        with self._lock:
+        with self._alone():
             return self._segments([pool])[pool]
 
     def _segments(self, pools: Sequence[str]) -> dict[str, tuple[Span, ...]]:
@@ -149,7 +141,7 @@ class Ledger:
         another such block, and while the pool is paused: its next resume would end the process.
         """
         thread = threading.get_ident()
-        with self._lock:
+        with self._alone():
             self._check(event := f"allocation in pool {pool!r}", pool)
             if thread in self._open:
                 where = f"a block for pool {self._open[thread]!r}"
@@ -158,7 +150,7 @@ class Ledger:
             if state not in (None, PoolState.ACTIVE):
                 self._refuse(event, state, "new memory in it could never be resumed with the rest")
             if needed := max(nbytes, reserve):
-                _require_room(event, str(state or "new"), {torch.cuda.current_device(): needed})
+                require_room(event, str(state or "new"), {torch.cuda.current_device(): needed})
             self._open[thread] = pool
         try:
             with self._region(tag=pool):
@@ -175,7 +167,7 @@ class Ledger:
 
         Raises TransitionRefused, with nothing done, unless the pool is there, active, and nobody allocates in it.
         """
-        with self._lock:
+        with self._alone():
             self._check(event := f"pause of pool {pool!r}", pool)
             spans = self._expect(event, pool, PoolState.ACTIVE)
             if pool in self._open.values():
@@ -189,14 +181,38 @@ class Ledger:
         Raises TransitionRefused unless the pool is there and paused, NoRoom where its memory does not fit; the pool is
         still paused then.
         """
-        with self._lock:
-            self._check(event := f"resume of pool {pool!r}", pool)
-            needed: dict[int, int] = {}
-            for span in self._expect(event, pool, PoolState.PAUSED):
-                needed[span.device] = needed.get(span.device, 0) + -(-span.nbytes // GRANULE) * GRANULE
-            _require_room(event, PoolState.PAUSED, needed)
+        with self._alone():
+            needed = self._resumable(pool)
             self._run(self._resume, pool, PoolState.ACTIVE)
             return sum(needed.values())
+
+    def begin_resume(self, pool: str) -> Beside:
+        """As ``resume``, but the memory may still be being mapped on return: whatever else is asked waits for that.
+
+        The caller goes on meanwhile, since the saver runs without Python's lock. Raises as ``resume``.
+        """
+        with self._alone():
+            self._resumable(pool)
+            self._begun = Beside(lambda: self._run(self._resume, pool, PoolState.ACTIVE))
+            return self._begun
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time, and none while the saver still maps."""
+        with self._lock:
+            if self._begun is not None:
+                self._begun.join()
+                self._begun = None
+            yield
+
+    def _resumable(self, pool: str) -> dict[int, int]:
+        """The bytes that a resume needs, by device. Raises as ``resume``."""
+        self._check(event := f"resume of pool {pool!r}", pool)
+        needed: dict[int, int] = {}
+        for span in self._expect(event, pool, PoolState.PAUSED):
+            needed[span.device] = needed.get(span.device, 0) + -(-span.nbytes // GRANULE) * GRANULE
+        require_room(event, PoolState.PAUSED, needed)
+        return needed
 
     def _run(self, call: Any, pool: str, then: PoolState) -> None:
         self._states[pool] = PoolState.UNKNOWN  # until it has returned
@@ -278,7 +294,7 @@ class Ledger:
         return self._cuda_graph(*args, tag=tag, **settings)
 
     def _refuse_foreign(self, method: str, tag: str | None) -> None:
-        with self._lock:
+        with self._alone():
             pools = self.pools()
             touched = [pool for pool in pools if pool in self._ours and (not tag or tag == pool)]
             others = [pool for pool in pools if pool not in self._ours]
@@ -373,16 +389,3 @@ def _private(owner: Any, name: str) -> Any:
 def _take(nbytes: int) -> None:
     """Allocate it, and let go: torch keeps the segment, and cuts what comes next from it."""
     torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-
-
-def _require_room(event: str, state: str, needed: dict[int, int]) -> None:
-    """Raise NoRoom where a device has too little, also after torch has given back what it only keeps."""
-    for device, nbytes in needed.items():
-        if _free(device) < nbytes + MARGIN:
-            torch.cuda.empty_cache()
-            if (free := _free(device)) < nbytes + MARGIN:
-                raise NoRoom(event, state, device, nbytes, free)
-
-
-def _free(device: int) -> int:
-    return int(torch.cuda.mem_get_info(device)[0])

@@ -34,6 +34,12 @@ class StorageBackend(DeviceBackend):
     def complete(self) -> None:
         """Nothing but the storages of what was adopted is released."""
 
+    def begin_resume(self, region: Region) -> None:
+        """torch's allocator takes memory with a lock on everything that the caller would do meanwhile."""
+
+    def cancel_resume(self) -> None:
+        """Nothing was begun."""
+
     def _place(self, region: Region, groups: Sequence[aliases.AliasGroup]) -> None:
         """Pausing releases the storages that the tensors have; ManifestError for those that can not be resized."""
         fixed = [", ".join(group.tensors) for group in groups if group.nbytes and _is_fixed(group.storage)]

@@ -12,6 +12,7 @@ import gc
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,6 +21,7 @@ from lifecycle.errors import ManifestError, TransitionRefused
 from lifecycle.memory import aliases, streams
 from lifecycle.memory.aliases import AliasGroup
 from lifecycle.memory.base import Holder
+from lifecycle.memory.beside import Beside
 from lifecycle.memory.device import DeviceBackend, cached
 from lifecycle.memory.holders import holders
 from lifecycle.memory.moves import BLOCK
@@ -54,6 +56,7 @@ class TorchMemorySaverBackend(DeviceBackend):
         self.actor = actor
         self.moved_bytes = 0
         self._ledger = ledger()
+        self._begun: dict[Region, Beside] = {}  # mapped ahead: at most one, which nobody has resumed yet
 
     @property
     def pool_bytes(self) -> dict[Region, int]:
@@ -88,6 +91,8 @@ class TorchMemorySaverBackend(DeviceBackend):
     def resident(self) -> frozenset[Region]:
         """As the ledger has it: a pool that ``check`` found paused by somebody else counts as paused."""
         for region in self._pooled():
+            if region in self._begun:
+                continue
             state = self._ledger.recorded(pool_name(self.actor, region))
             (self._paused.discard if state is PoolState.ACTIVE else self._paused.add)(region)
         return super().resident()
@@ -127,8 +132,22 @@ class TorchMemorySaverBackend(DeviceBackend):
             self._ledger.pause(pool_name(self.actor, region))
 
     def _take_back(self, region: Region) -> None:
-        if region in self._pooled():
+        if region in self._begun:
+            self._begun.pop(region).wait()
+        elif region in self._pooled():
             self._ledger.resume(pool_name(self.actor, region))
+
+    def begin_resume(self, region: Region) -> None:
+        """The saver maps one region ahead, in a thread."""
+        if not self._begun and region in self._paused and region in self._pooled():
+            with suppress(TransitionRefused):
+                self._begun[region] = self._ledger.begin_resume(pool_name(self.actor, region))
+
+    def cancel_resume(self) -> None:
+        for region in tuple(self._begun):
+            del self._begun[region]
+            with suppress(TransitionRefused):  # where the saver has failed, nothing is to be given back
+                self._ledger.pause(pool_name(self.actor, region))
 
     def _needed(self, region: Region) -> Mapping[int, int]:
         needed: Counter[int] = Counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from attrs import evolve, field, frozen
@@ -91,6 +91,11 @@ class FakeMemory:
         self._paused.remove(region)
         return self._nbytes(region)
 
+    def begin_resume(self, region: Region) -> None:
+        assert region in self._paused, f"begun with region {region}, which is resident"
+
+    def cancel_resume(self) -> None: ...
+
     def resident(self) -> frozenset[Region]:
         return frozenset(Region) - self._paused
 
@@ -144,6 +149,10 @@ class FakeMemory:
     def fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> dict[str, str]:
         tensors = self._held(slot).tensors
         return fingerprints(tensors if names is None else {name: tensors[name] for name in names})
+
+    def start_fingerprints(self, slot: Slot, names: Collection[str] | None = None) -> Callable[[], Mapping[str, str]]:
+        found = self.fingerprints(slot, names)
+        return lambda: found
 
     def views(self, slot: Slot) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._held(slot).tensors.items()}

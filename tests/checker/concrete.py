@@ -162,7 +162,13 @@ class FakeWorld:
     def installed(self) -> bool:
         return self.things.hooks
 
+    def foresee(self, todo: Iterable[Action]) -> None: ...
+
     def left_undone(self, effect: str, call: Call) -> None: ...
+
+    def finish(self, facts: Facts) -> None: ...
+
+    def give_up(self) -> None: ...
 
     def settings(self) -> Settings:
         return Settings(dict.fromkeys(self.things.contents, BYTES))

@@ -32,9 +32,8 @@ def main():
     options, device = Options(gib=1.0, memory="torch_memory_saver", pieces="64"), device_here()
     with attached(options) as subject:
         ours, moved = segments(pool_name("actor", Region.WEIGHTS)), subject.actor.memory.moved_bytes
-    peer = peers.bare_release("torch_memory_saver", llama_shapes(options.nbytes), device, "64")
     pool = pieces._paused_pool("a pool", (32 << 20,) * 4, peers.host_buffer(128 << 20))
-    print(json.dumps([moved, ours, segments(peer._tag), segments(pool.tag)]))
+    print(json.dumps([moved, ours, segments(pool.tag), pool.host.is_pinned()]))
 
 main()
 """
@@ -134,13 +133,19 @@ def test_torch_takes_the_pieces_that_were_asked_for():
     """One segment for each, in whole 2 MiB, beside the 2 MiB that small tensors share; ours are attached unmoved."""
     done = subprocess.run([sys.executable, "-c", SEGMENTS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
-    moved, ours, peer, pool = json.loads(done.stdout.strip().splitlines()[-1])
+    moved, ours, pool, pinned = json.loads(done.stdout.strip().splitlines()[-1])
 
     expected = sorted(-(-piece.reserve // (2 * MIB)) * 2 * MIB for piece in cut("64", llama_shapes(2**30)))
     assert moved == 0
     assert [nbytes for nbytes in ours if nbytes > 2 * MIB] == expected
-    assert [nbytes for nbytes in peer if nbytes > 2 * MIB] == expected
     assert pool == [32 * MIB] * 4
+    assert pinned
+
+
+def test_a_host_buffer_is_page_locked_before_anything_else_has_used_the_gpu():
+    program = "from lifecycle.bench import peers; assert peers.host_buffer(64 << 20).is_pinned()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_pieces_of_every_size_come_and_go():

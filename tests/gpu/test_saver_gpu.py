@@ -14,7 +14,7 @@ from torch import nn
 
 import lifecycle
 from lifecycle import ActorLifecycle, ManifestError, TransitionRefused
-from lifecycle.memory import hook_modes, pages, saver
+from lifecycle.memory import hook_modes, pages, room, saver
 from lifecycle.memory.choose import choose
 from lifecycle.memory.torch_memory_saver import TorchMemorySaverBackend, pool_name
 from lifecycle.testing.contracts import MemoryBackendContract
@@ -258,7 +258,7 @@ def test_memory_held_by_another_process(name):
     command = [sys.executable, "-c", hog]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().strip() == "held"
-        with pytest.raises(saver.NoRoom) as caught:
+        with pytest.raises(room.NoRoom) as caught:
             backend.resume(Region.WEIGHTS)
         assert isinstance(caught.value, MemoryError)
         assert caught.value.needed == backend.pool_bytes[Region.WEIGHTS]
@@ -312,7 +312,7 @@ def test_foreign_calls_and_hook_modes():
 def test_no_room_in_a_region(name):
     """More than there is, announced, is refused before the saver is asked for it."""
     total = torch.cuda.mem_get_info()[1]
-    with pytest.raises(saver.NoRoom), saver.ledger().allocating(f"{name}.weights", total + MiB):
+    with pytest.raises(room.NoRoom), saver.ledger().allocating(f"{name}.weights", total + MiB):
         pass
 
 

@@ -20,7 +20,7 @@ import torch
 import torch_memory_saver
 
 from lifecycle.errors import LifecycleError
-from lifecycle.memory import hook_modes, saver
+from lifecycle.memory import hook_modes, room, saver  # noqa: F401  (programs name room)
 
 MODE = hook_modes.hook_mode()
 MiB = 1 << 20

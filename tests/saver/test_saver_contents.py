@@ -131,7 +131,7 @@ before = free_bytes()
 assert backend.pause(Region.WEIGHTS) == layout.nbytes
 assert free_bytes() == before + 16 * MiB and Region.WEIGHTS not in backend.resident()
 take(free_bytes())
-assert isinstance(refusal(backend.resume, Region.WEIGHTS), saver.NoRoom)
+assert isinstance(refusal(backend.resume, Region.WEIGHTS), room.NoRoom)
 assert Region.WEIGHTS not in backend.resident()
 take(0)
 backend.resume(Region.WEIGHTS)
@@ -353,7 +353,7 @@ more = {f"more{n}": torch.full((3 * MiB,), n, dtype=torch.uint8) for n in range(
 places = {n: one.data_ptr() for n, one in more.items()}
 take(256 * MiB)
 error = refusal(make("other").adopt, Slot.TRAINED, Region.WEIGHTS, more)
-assert isinstance(error, saver.NoRoom) and error.needed >= 6 * MiB
+assert isinstance(error, room.NoRoom) and error.needed >= 6 * MiB
 assert places == {n: one.data_ptr() for n, one in more.items()}
 assert all((one == n).all() for n, one in enumerate(more.values()))
 """

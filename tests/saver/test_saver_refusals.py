@@ -114,12 +114,12 @@ def test_no_room_to_resume(world):
 book.pause("actor.weights")
 take(256 * MiB)
 error = refusal(book.resume, "actor.weights")
-assert isinstance(error, saver.NoRoom) and isinstance(error, MemoryError)
+assert isinstance(error, room.NoRoom) and isinstance(error, MemoryError)
 assert (error.needed, error.free, error.device) == (8 * MiB, 0, 0)
 assert book.state("actor.weights") == "paused"
-take(256 * MiB - 8 * MiB - 8 * MiB - saver.MARGIN + 1)
+take(256 * MiB - 8 * MiB - 8 * MiB - room.MARGIN + 1)
 refusal(book.resume, "actor.weights")
-take(256 * MiB - 8 * MiB - 8 * MiB - saver.MARGIN)
+take(256 * MiB - 8 * MiB - 8 * MiB - room.MARGIN)
 assert book.resume("actor.weights") == 8 * MiB
 at(weights).fill_(5)
 """

@@ -1,0 +1,136 @@
+"""A resume that is begun ahead: the saver maps in a thread, and nobody can tell until the region is resumed."""
+
+from __future__ import annotations
+
+from test_saver_contents import BACKEND
+
+SLEEPING = (
+    BACKEND
+    + """
+import threading
+weights = {"a": tensor("actor.weights", 3), "b": tensor("actor.weights", 4)}
+rest = {"c": tensor("actor.rest", 5)}
+backend = make()
+layout = backend.adopt(Slot.TRAINED, Region.WEIGHTS, weights)
+backend.adopt(Slot.REST, Region.REST, rest)
+backend.complete()
+buffer = FakeStore().allocate(layout.nbytes)
+backend.copy_out(Slot.TRAINED, buffer)
+for region in (Region.WEIGHTS, Region.REST):
+    backend.pause(region)
+asleep = free_bytes()
+
+def slowly(go):
+    resume = book._resume
+    def late(pool):
+        go.wait(10)
+        resume(pool)
+    book._resume = late
+"""
+)
+
+
+def test_what_was_begun_counts_as_paused_until_it_is_resumed(world):
+    """The caller goes on while the saver maps; the resume then waits for it, and the bytes come back as ever."""
+    world.lives(
+        SLEEPING
+        + """
+go = threading.Event()
+slowly(go)
+backend.begin_resume(Region.WEIGHTS)
+assert free_bytes() == asleep  # on its way: the saver has not even started
+go.set()
+assert book.state("actor.weights") == "active"  # whoever asks waits for it
+assert Region.WEIGHTS not in backend.resident()
+backend.check()
+backend.resume(Region.WEIGHTS)
+assert Region.WEIGHTS in backend.resident() and free_bytes() == asleep - 16 * MiB
+backend.copy_in(Slot.TRAINED, buffer, layout.nbytes)
+assert (weights["a"] == 3).all() and (weights["b"] == 4).all()
+backend.pause(Region.WEIGHTS)
+backend.resume(Region.WEIGHTS)
+"""
+    )
+
+
+def test_what_was_begun_can_be_cancelled(world):
+    """Its memory is given back, whether or not it had come; once, and nothing where nothing was begun."""
+    world.lives(
+        SLEEPING
+        + """
+backend.cancel_resume()
+for wait in (False, True):
+    go = threading.Event()
+    slowly(go)
+    backend.begin_resume(Region.WEIGHTS)
+    threading.Timer(0.1 if wait else 0, go.set).start()
+    backend.cancel_resume()
+    assert free_bytes() == asleep and book.state("actor.weights") == "paused"
+    assert Region.WEIGHTS not in backend.resident()
+    backend.cancel_resume()
+backend.resume(Region.WEIGHTS)
+assert free_bytes() == asleep - 16 * MiB
+"""
+    )
+
+
+def test_one_region_is_begun_at_a_time(world):
+    """A second one, and one that is resident, are resumed when they are asked for; each in any order."""
+    world.lives(
+        SLEEPING
+        + """
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_resume(Region.REST)
+backend.resume(Region.REST)
+assert backend.resident() >= {Region.REST} and Region.WEIGHTS not in backend.resident()
+backend.begin_resume(Region.REST)
+backend.resume(Region.WEIGHTS)
+backend.begin_resume(Region.GRADS)
+backend.cancel_resume()
+assert backend.resident() >= {Region.WEIGHTS, Region.REST} and free_bytes() == asleep - 24 * MiB
+"""
+    )
+
+
+def test_what_does_not_fit_is_not_begun(world):
+    """Beginning says nothing; the resume does, and when there is room again it goes through."""
+    world.lives(
+        SLEEPING
+        + """
+take(free_bytes())
+backend.begin_resume(Region.WEIGHTS)
+assert isinstance(refusal(backend.resume, Region.WEIGHTS), room.NoRoom)
+backend.cancel_resume()
+assert Region.WEIGHTS not in backend.resident()
+take(0)
+backend.resume(Region.WEIGHTS)
+assert free_bytes() == asleep - 16 * MiB
+"""
+    )
+
+
+def test_what_fails_in_the_thread_is_raised_by_the_resume(world):
+    """Not before, and a cancel passes over it."""
+    world.lives(
+        SLEEPING
+        + """
+def broken(pool):
+    raise OSError("the saver is broken")
+
+resume, book._resume = book._resume, broken
+backend.begin_resume(Region.WEIGHTS)
+try:
+    backend.resume(Region.WEIGHTS)
+except OSError as error:
+    assert "broken" in str(error)
+else:
+    raise AssertionError("not raised")
+assert Region.WEIGHTS not in backend.resident()
+backend.begin_resume(Region.WEIGHTS)
+backend.cancel_resume()
+assert Region.WEIGHTS not in backend.resident() and free_bytes() == asleep
+book._resume = resume
+backend.resume(Region.WEIGHTS)
+assert free_bytes() == asleep - 16 * MiB
+"""
+    )
