@@ -32,6 +32,8 @@ from lifecycle.work import actions
 from states.resources import SLOT_REGION
 from states.spec import Effect, FlatRow
 
+_FORESEEN = ("verify_weights", "resume_actor_regions", "resume_forward_regions")
+
 
 class World(Probe, Protocol):
     """The only thing that touches memory, buffers, gradients, groups and engines."""
@@ -40,8 +42,8 @@ class World(Probe, Protocol):
         """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
         ...
 
-    def foresee(self, todo: Iterable[Action]) -> None:
-        """This is what the row comes to. What takes long, and nobody can tell, may begin ahead of its effect."""
+    def foresee(self, todo: Iterable[Action], facts: Facts, call: Call) -> None:
+        """These actions come soon, if nothing fails before: of what shows nowhere, what takes long may begin now."""
         ...
 
     def left_undone(self, effect: str, call: Call) -> None:
@@ -96,7 +98,6 @@ class Executor:
         committed_to = False  # whether a point of no return has been passed
         name, asked = "", asked_once(self.world)
         try:
-            self.world.foresee(action for effect in planned for action in effect.actions)
             for effect in row.effects:
                 name = effect.name
                 todo = actions(effect, self.facts, call, asked)
@@ -120,6 +121,20 @@ class Executor:
             raise EffectStopped(Failure(name, cause, undone and not committed_to)) from cause
         finally:
             self.moving = None
+
+    @contextmanager
+    def foreseen(self, row: FlatRow, call: Call, probe: Probe) -> Iterator[None]:
+        """What the row begins with, as far as nothing is changed before it, may begin now; given up where it fails."""
+        try:
+            for effect in row.effects:
+                if effect.name in _FORESEEN:
+                    self.world.foresee(actions(effect, self.facts, call, probe), self.facts, call)
+                if not effect.harmless:
+                    break
+            yield
+        except BaseException:
+            self.world.give_up()
+            raise
 
     def look_again(self, syncing: bool = False) -> None:
         """Take over from the world what a failed effect may have done all the same."""

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from lifecycle.versions import Part
 
 
-#: A part that comes, its copy, and the names of the tensors to fingerprint on arrival.
-Coming = tuple["Part", "HostBuffer", Collection[str]]
+#: A part that comes, its copy, and the names of the tensors to fingerprint on arrival; None for all.
+Coming = tuple["Part", "HostBuffer", Collection[str] | None]
+#: By number of a block: the part's names that come with it.
+Shares = Mapping[int, frozenset[str]]
 
 
-def shares_of(layout: PartLayout, wanted: Sequence[frozenset[str]]) -> dict[int, frozenset[str]]:
+def shares_of(layout: PartLayout, wanted: Sequence[frozenset[str]]) -> Shares:
     """The part's names by the number of the ``wanted`` block that they come with; those of no block with the first.
 
     Tensors that share bytes come together: with the block that names them, or with the first where several do.
@@ -39,19 +41,15 @@ def shares_of(layout: PartLayout, wanted: Sequence[frozenset[str]]) -> dict[int,
     return {number: frozenset(names) for number, names in shares.items()}
 
 
-def blocks_of(
-    coming: Mapping[Slot, Coming], shares: Mapping[Slot, Mapping[int, frozenset[str]]]
-) -> list[list[Incoming]]:
+def blocks_of(coming: Mapping[Slot, Coming], shares: Mapping[Slot, Shares]) -> list[list[Incoming]]:
     """What comes with each block, by its number; nothing with some."""
     last = max((number for slot in coming for number in shares[slot]), default=0)
     blocks: list[list[Incoming]] = [[] for _ in range(last + 1)]
     for slot, (part, buffer, check) in coming.items():
-        place = {name: number for number, names in shares[slot].items() for name in names}
-        checked: dict[int, list[str]] = {number: [] for number in shares[slot]}
-        for name in check:
-            checked[place[name]].append(name)
+        chosen = None if check is None else frozenset(check)
         for number, names in shares[slot].items():
-            blocks[number].append(Incoming(slot, buffer, part.nbytes, names, tuple(checked[number])))
+            checked = names if chosen is None else names & chosen
+            blocks[number].append(Incoming(slot, buffer, part.nbytes, names, tuple(checked)))
     return blocks
 
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from lifecycle.actions import Action, Call
 from lifecycle.config import LifecycleConfig
 from lifecycle.errors import UntrackedChange, VerificationFailed
 from lifecycle.fingerprint import part_fingerprint
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.pool import BufferPool
-from lifecycle.landing import Coming, Landings, blocks_of, shares_of
+from lifecycle.landing import Coming, Landings, Shares, blocks_of, shares_of
 from lifecycle.looking import Looking
 from lifecycle.manifest import PartLayout
 from lifecycle.memory.base import Incoming
@@ -31,10 +33,17 @@ Done = tuple[Any, int]  # what `after` needs to know, and the bytes really moved
 _SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each time
 
 
-def refuse_changed(tag: str, facts: Facts, expected: Mapping[str, str], got: Mapping[str, str]) -> None:
-    """Raise UntrackedChange naming the tensors that differ, if any."""
-    if changed := [name for name in expected if expected[name] != got[name]]:
-        raise UntrackedChange(tag, facts.tags[tag], changed)
+@frozen
+class Look:
+    """A part's tensors on their way to be fingerprinted: what they should come to, and who tells what they did."""
+
+    expected: Mapping[str, str]
+    read: Callable[[], Mapping[str, str]]
+
+    def changed(self) -> list[str]:
+        """Names of those that came to something else. Waits for them."""
+        got = self.read()
+        return [name for name, value in self.expected.items() if got[name] != value]
 
 
 class Moving(Looking):
@@ -55,9 +64,10 @@ class Moving(Looking):
         self._skeletons: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._landings = Landings()
         self._coming: dict[Slot, Coming] = {}  # of a streamed wake that is about to start
-        self._shares: dict[Slot, tuple[PartLayout, Sequence[frozenset[str]], Mapping[int, frozenset[str]]]] = {}
-        # of a verification that the copy of the same bytes waits for: part, names, tag, and how to hear of it
-        self._verifying: dict[Slot, tuple[Part, Collection[str], str, Callable[[], Mapping[str, str]]]] = {}
+        self._hooked_ahead = False  # whether that has made forwards wait already
+        self._shares: dict[Slot, tuple[PartLayout, Sequence[frozenset[str]], Shares]] = {}
+        self._foreseen: dict[int, Look] = {}  # by part: looks begun ahead of the verification
+        self._verifying: dict[Slot, tuple[str, Look]] = {}  # looks that the copy of the same bytes waits for, with tags
         self._all_out: int | None = None  # the part that an exchange has last copied out to its end
 
     # measuring
@@ -83,16 +93,18 @@ class Moving(Looking):
         got = self.backend.fingerprints(slot, names)
         return {name: part.tensors[name] for name in got}, got
 
-    def _start_verifying(self, slot: Slot, part: Part, tag: str) -> None:
-        names = list(part.tensors) if (sample := self._names_to_verify(part)) is None else sample
-        self._verifying[slot] = part, names, tag, self.backend.start_fingerprints(slot, names)
+    def _look_at(self, part: Part) -> Look:
+        names = self._names_to_verify(part)
+        expected = {name: part.tensors[name] for name in (part.tensors if names is None else names)}
+        return Look(expected, self.backend.start_fingerprints(part.slot, names))
 
     def _finish_verifying(self, slots: Iterable[Slot], facts: Facts) -> None:
-        """Of those that were started, if any. Raises UntrackedChange."""
+        """Of those that were left to be waited for, if any. Raises UntrackedChange."""
         for slot in slots:
             if slot in self._verifying:
-                part, names, tag, read = self._verifying.pop(slot)
-                refuse_changed(tag, facts, {name: part.tensors[name] for name in names}, read())
+                tag, look = self._verifying.pop(slot)
+                if changed := look.changed():
+                    raise UntrackedChange(tag, facts.tags[tag], changed)
 
     def _verify_restored(self, slot: Slot, part: Part) -> None:
         if part.fingerprint is not None and self.config.verify != "never":
@@ -205,10 +217,10 @@ class Moving(Looking):
             self._landings.expect(slot, part, ())
             return 0
         check = () if part.fingerprint is None or self.config.verify == "never" else self._names_to_verify(part)
-        names = tuple(part.tensors if check is None else check)
         if streamed:
-            self._coming[slot] = part, self.buffers[part.id], names
+            self._coming[slot] = part, self.buffers[part.id], check
         else:
+            names = tuple(part.tensors if check is None else check)
             one = Incoming(slot, self.buffers[part.id], part.nbytes, check=names)
             arrivals = self.backend.start_copy_in([[one]], aside=slot is Slot.OPTIMIZER)
             self._landings.expect(slot, part, arrivals)
@@ -223,10 +235,12 @@ class Moving(Looking):
         for slot, (part, *_) in coming.items():
             self._landings.expect(slot, part, arrivals)
         self._landings.expect_blocks(arrivals)
+        self._hooked_ahead = True
+        self.adapter.guard_arriving(self._landings.streamed)  # while the bytes of the first one come
         self._landings.first()
         return None, 0
 
-    def _shares_of(self, slot: Slot, wanted: Sequence[frozenset[str]]) -> Mapping[int, frozenset[str]]:
+    def _shares_of(self, slot: Slot, wanted: Sequence[frozenset[str]]) -> Shares:
         """Worked out once: neither the layout nor the blocks of a model change often."""
         layout, known = self.backend.layout(slot), self._shares.get(slot)
         if known is None or known[0] is not layout or known[1] is not wanted:
@@ -257,7 +271,9 @@ class Moving(Looking):
         return self._landings.arrived(number)
 
     def guard_arriving(self, arriving: bool) -> None:
-        self.adapter.guard_arriving(self._landings.streamed if arriving else None)
+        if not (arriving and self._hooked_ahead):
+            self.adapter.guard_arriving(self._landings.streamed if arriving else None)
+        self._hooked_ahead = False
 
     # optimizer state
 

@@ -122,10 +122,11 @@ class Steps:
         row = find_row(self._table, source, call.before, call, asked, margin)
         if isinstance(row, TransitionRefused):
             raise self._told_where(row)
-        planned = preview(row, call.before, call, asked, world.settings())
         began = time.perf_counter()
         try:
-            self._machine.fire(row, lambda: self._executor.run(row, call, planned))
+            with self._executor.foreseen(row, call, asked):
+                planned = preview(row, call.before, call, asked, world.settings())
+                self._machine.fire(row, lambda: self._executor.run(row, call, planned))
         except EffectStopped as stop:
             self._stopped(row, call, stop.failure)
         self._commit(row, call, time.perf_counter() - began)

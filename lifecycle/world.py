@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lifecycle.actions import Action, Call
@@ -20,7 +21,7 @@ from lifecycle.hoststore.pool import BufferPool
 from lifecycle.journal import Journal
 from lifecycle.manifest import Manifest
 from lifecycle.memory.base import MemoryBackend
-from lifecycle.moving import Done, Moving, refuse_changed
+from lifecycle.moving import Done, Moving
 from lifecycle.outcome import Measured, Settings
 from lifecycle.own import EffectCall, Handler, moved_bytes
 from lifecycle.sync.session import SyncSession
@@ -95,22 +96,30 @@ class World(Moving):
 
     # doing
 
-    def foresee(self, todo: Iterable[Action]) -> None:
+    def foresee(self, todo: Iterable[Action], facts: Facts, call: Call) -> None:
+        self._event = call.event
         for action in todo:
             if action.do == "resume" and action.region is not None:
                 self.backend.begin_resume(action.region)
+            elif action.do == "verify" and action.part is not None and self.backend.overlaps:
+                with suppress(ValueError):  # what has moved is refused by the check that comes first
+                    self._foreseen[action.part] = self._look_at(facts.parts[action.part])
 
     def finish(self, facts: Facts) -> None:
         self._finish_verifying(tuple(self._verifying), facts)
+        self._foreseen.clear()
 
     def give_up(self) -> None:
         self._verifying.clear()
+        self._foreseen.clear()
         self.backend.cancel_resume()
+        if self._hooked_ahead:
+            self.guard_arriving(False)
 
     def perform(self, action: Action, facts: Facts, call: Call) -> Done:
         self._event = call.event
         if self._verifying and action.do not in ("verify", "copy_out"):
-            self.finish(facts)
+            self._finish_verifying(tuple(self._verifying), facts)
         if action.own is not None:
             told = EffectCall(call.event, action.do, call.tag, call.shown, facts)
             return None, moved_bytes(action.do, self.handlers[action.do](told))
@@ -170,19 +179,17 @@ class World(Moving):
     def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
         part = facts.parts[facts.device[action.slot]]  # another one than planned, where all were adopted just before
-        tag = call.shown or ACTOR
+        tag, look = call.shown or ACTOR, self._foreseen.pop(part.id, None) or self._look_at(part)
         # A copy that is made anew can be given back where it turns out to be of something else.
         if action.late and self.config.on_untracked == "refuse" and part.id not in self.buffers:
-            self._start_verifying(action.slot, part, tag)
+            self._verifying[action.slot] = tag, look
             return None, 0
-        expected, got = self._differences(action.slot, part)
-        if expected == got:
+        if not (changed := look.changed()):
             return None, 0
         if self.config.on_untracked == "refuse":
-            refuse_changed(tag, facts, expected, got)
+            raise UntrackedChange(tag, facts.tags[tag], changed)
         found = self.measure(slot for slot in VERSION_SLOTS if slot in facts.device)
         if losing := self._losing(found, facts, tag):
-            changed = [name for name in expected if expected[name] != got[name]]
             advice = (
                 f"Adopting them would leave {', '.join(losing)} without any copy: call adopt(), which moves those tags "
                 "along, or load their weights again with loading(tag)."

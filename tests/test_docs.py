@@ -34,7 +34,7 @@ PATH = re.compile(r"`((?:states|lifecycle|tests|docs|\.ci)/[\w./-]*|[\w-]+\.(?:m
 BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```python\n(.*?)```", re.DOTALL)
 #: Modules with errors of their own, beside ``lifecycle.errors``.
 WITH_ERRORS = (
-    "lifecycle.memory.saver",
+    "lifecycle.memory.room",
     "lifecycle.memory.hook_modes",
     "lifecycle.workspaces",
     "lifecycle.render.images",

@@ -381,7 +381,8 @@ def _bump(tensors: Iterable[Tensor]) -> None:
 
 
 def _reserved() -> int:
-    return sum(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
+    told = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))  # memory_reserved() is slower
+    return sum(one.get("reserved_bytes", {}).get("all", {}).get("current", 0) for one in told)
 
 
 def cached(index: int) -> int:

@@ -19,6 +19,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from attrs import frozen
 
 from lifecycle.errors import TransitionRefused
 from lifecycle.memory import driver, hook_modes
-from lifecycle.memory.beside import Beside
+from lifecycle.memory.beside import beside
 from lifecycle.memory.hook_modes import SaverUnusable
 from lifecycle.memory.room import require_room
 
@@ -65,7 +66,7 @@ class Ledger:
         self._saver = saver
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._begun: Beside | None = None  # that nobody has waited for
+        self._begun: Future[None] | None = None  # that nobody has waited for
         self._states: dict[str, PoolState] = {}
         self._ours: list[str] = []  # pools that others must not touch
         self._open: dict[int, str] = {}  # thread -> the pool it allocates in
@@ -186,14 +187,14 @@ class Ledger:
             self._run(self._resume, pool, PoolState.ACTIVE)
             return sum(needed.values())
 
-    def begin_resume(self, pool: str) -> Beside:
+    def begin_resume(self, pool: str) -> Future[None]:
         """As ``resume``, but the memory may still be being mapped on return: whatever else is asked waits for that.
 
         The caller goes on meanwhile, since the saver runs without Python's lock. Raises as ``resume``.
         """
         with self._alone():
             self._resumable(pool)
-            self._begun = Beside(lambda: self._run(self._resume, pool, PoolState.ACTIVE))
+            self._begun = beside(lambda: self._run(self._resume, pool, PoolState.ACTIVE))
             return self._begun
 
     @contextmanager
@@ -201,7 +202,7 @@ class Ledger:
         """One call at a time, and none while the saver still maps."""
         with self._lock:
             if self._begun is not None:
-                self._begun.join()
+                self._begun.exception()
                 self._begun = None
             yield
 

@@ -18,7 +18,10 @@ from states.resources import Slot
 
 Checked = tuple[Slot, Started | None]
 
-_HIGH = -1  # priority: copies that are waited for go before others of the process
+# Priorities: copies that are waited for go before others of the process. Fingerprints do not go before a forward: as
+# its equals they take the processors that its kernels leave idle.
+_PRIORITY = {"check": 0}
+_HIGH = -1
 
 
 class OwnStreams:
@@ -32,7 +35,7 @@ class OwnStreams:
         if device.type != "cuda":
             return None
         if (device, purpose) not in self._made:
-            self._made[device, purpose] = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
+            self._made[device, purpose] = torch.cuda.Stream(device, priority=_PRIORITY.get(purpose, _HIGH))  # type: ignore[no-untyped-call]
         return self._made[device, purpose]
 
 

@@ -12,6 +12,7 @@ import gc
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,6 @@ from lifecycle.errors import ManifestError, TransitionRefused
 from lifecycle.memory import aliases, streams
 from lifecycle.memory.aliases import AliasGroup
 from lifecycle.memory.base import Holder
-from lifecycle.memory.beside import Beside
 from lifecycle.memory.device import DeviceBackend, cached
 from lifecycle.memory.holders import holders
 from lifecycle.memory.moves import BLOCK
@@ -56,7 +56,7 @@ class TorchMemorySaverBackend(DeviceBackend):
         self.actor = actor
         self.moved_bytes = 0
         self._ledger = ledger()
-        self._begun: dict[Region, Beside] = {}  # mapped ahead: at most one, which nobody has resumed yet
+        self._begun: dict[Region, Future[None]] = {}  # mapped ahead: at most one, which nobody has resumed yet
 
     @property
     def pool_bytes(self) -> dict[Region, int]:
@@ -77,9 +77,9 @@ class TorchMemorySaverBackend(DeviceBackend):
     def check(self) -> None:
         """Also raises TransitionRefused where a pool was paused behind the ledger's back: its tensors can't be read."""
         super().check()
-        pools = {pool_name(self.actor, region): region for region in self._pooled()}
-        for pool, state in self._ledger.states(tuple(pools), _SAMPLES).items():
-            if pools[pool] not in self._paused and state is not PoolState.ACTIVE:
+        pools = [pool_name(self.actor, region) for region in self._pooled() if region not in self._paused]
+        for pool, state in self._ledger.states(pools, _SAMPLES).items() if pools else ():
+            if state is not PoolState.ACTIVE:
                 raise TransitionRefused(
                     f"use of pool {pool!r}",
                     str(state),
@@ -133,7 +133,7 @@ class TorchMemorySaverBackend(DeviceBackend):
 
     def _take_back(self, region: Region) -> None:
         if region in self._begun:
-            self._begun.pop(region).wait()
+            self._begun.pop(region).result()
         elif region in self._pooled():
             self._ledger.resume(pool_name(self.actor, region))
 
