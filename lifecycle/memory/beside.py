@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -10,14 +11,24 @@ import torch
 
 
 def beside(call: Callable[[], None]) -> Future[None]:
-    """Run it in the process's one thread for this, on the caller's CUDA device. Calls run one after the other."""
+    """Run it in the process's one thread for this, on the caller's CUDA device. Calls run one after the other.
+
+    It runs when this returns: else the thread would have to wait until the caller lets go of Python's lock, which it
+    may do milliseconds later.
+    """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    return _thread().submit(_run, call, device)
+    running = threading.Event()
+    done = _thread().submit(_run, call, device, running)
+    running.wait()
+    return done
 
 
-def _run(call: Callable[[], None], device: int | None) -> None:
-    if device is not None:
-        torch.cuda.set_device(device)
+def _run(call: Callable[[], None], device: int | None, running: threading.Event) -> None:
+    try:
+        if device is not None:
+            torch.cuda.set_device(device)
+    finally:
+        running.set()
     call()
 
 

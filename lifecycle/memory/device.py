@@ -195,17 +195,20 @@ class DeviceBackend(ABC):
         with ExitStack() as stack:
             for stream in own:
                 stack.enter_context(streams.on(stream))
-            streams.follow_default(devices)
+            if not aside:
+                streams.follow_default(devices)
+            flights: list[streams.Flight] = []
             try:
                 # One after the other: the link is at work from the first block on.
-                flights = tuple(_start([self._launch(one) for one in block], devices, checking) for block in blocks)
-                if any(checking) and len(flights) > 1:
-                    flights[0].start_check()  # of the first of several nobody has a forward yet
+                for block in blocks:
+                    flights.append(_start([self._launch(one) for one in block], devices, checking))
+                    if any(checking) and len(flights) == 1 < len(blocks):
+                        flights[0].start_check()  # of the first of several nobody has a forward yet
             except BaseException:
                 streams.wait(streams.marks(devices))
                 raise
-        self._flying = [flight for flight in self._flying if not flight.ended()] + list(flights)
-        return flights
+        self._flying = [flight for flight in self._flying if not flight.ended()] + flights
+        return tuple(flights)
 
     def exchange(self, slot: Slot, out: HostBuffer, into: HostBuffer, nbytes: int) -> int:
         """As ``MemoryBackend`` says. Raises as ``copy_in`` does; what had been started has ended then."""

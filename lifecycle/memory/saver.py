@@ -35,7 +35,7 @@ from lifecycle.memory.hook_modes import SaverUnusable
 from lifecycle.memory.room import require_room
 
 GRANULE = 2 << 20  # bytes; the saver maps whole multiples of it
-_SAMPLES = 16  # segments that are asked about before a call: the saver pauses and resumes all of a pool
+_SAMPLES = 4  # segments that are asked about before a call: the saver pauses and resumes all of a pool
 
 
 class PoolState(StrEnum):
