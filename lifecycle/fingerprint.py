@@ -161,30 +161,37 @@ class _Work:
     table: Table | None
     in_table: tuple[str, ...]
     others: tuple[tuple[str, Tensor, int], ...]
-    spare: list[Tensor] = field(factory=list)  # host memory for results; taking some new can wait for the device
+    # Memory for results, on the host and on the device: taking some new can wait for what the device does.
+    spare: list[Tensor] = field(factory=list)
+    spare_totals: list[Tensor] = field(factory=list)
 
     def start(self) -> _Result:
         digests = [(name, *digest) for name, tensor, first in self.others for digest in _digests(tensor, first)]
         sums = [digest for *_, digest in digests]
+        used: list[tuple[list[Tensor], Tensor]] = []
         if self.table is not None:
-            sums.insert(0, self.table.sums())
+            sums.insert(0, self.table.sums(self.spare_totals.pop() if self.spare_totals else None))
+            used.append((self.spare_totals, sums[0]))
         shares = tuple((name, first, count, digest.numel()) for name, first, count, digest in digests)
-        return _Result(self.in_table, shares, *_fetch(self.device, sums, self.spare), self.spare)
+        host, wait = _fetch(self.device, sums, self.spare)
+        if wait is not None:
+            used.append((self.spare, host))
+        return _Result(self.in_table, shares, host, wait, used)
 
 
 @define(eq=False)
 class _Result:
     """One device's sums in host memory, there once ``wait`` returns: one per name in the table, then the digests.
 
-    A share is (name, number of its first word, count of its words, entries of its digest). Once read, the memory is
-    ``spare`` again.
+    A share is (name, number of its first word, count of its words, entries of its digest). ``used``: where to put the
+    memory back, and which, once it has been read.
     """
 
     in_table: tuple[str, ...]
     shares: tuple[tuple[str, int, int, int], ...]
     host: Tensor
     wait: Callable[[], None] | None
-    spare: list[Tensor]
+    used: list[tuple[list[Tensor], Tensor]]
     _read: dict[str, int] | None = None
 
     def totals(self) -> dict[str, int]:
@@ -192,8 +199,9 @@ class _Result:
             if self.wait is not None:
                 self.wait()
             self._read = self._totals()
-            if self.wait is not None:
-                self.spare.append(self.host)
+            for spare, memory in self.used:
+                spare.append(memory)
+            self.used = []
         return self._read
 
     def _totals(self) -> dict[str, int]:

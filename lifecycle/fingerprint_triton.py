@@ -33,10 +33,17 @@ class Table:
     chunks: Tensor
     count: int
 
-    def sums(self) -> Tensor:
-        """Enqueue the sums on the device's current stream: int64 of shape (count,), mod 2⁶⁴. Does not wait."""
+    def sums(self, into: Tensor | None = None) -> Tensor:
+        """Enqueue the sums on the device's current stream: int64 of shape (count,), mod 2⁶⁴. Does not wait.
+
+        ``into``: what an earlier call returned, which nobody reads any more.
+        """
         with torch.cuda.device(self.chunks.device):
-            totals = torch.zeros(self.count, dtype=torch.int64, device=self.chunks.device)
+            if into is None:
+                totals = torch.zeros(self.count, dtype=torch.int64, device=self.chunks.device)
+            else:
+                into.record_stream(torch.cuda.current_stream())  # nor is this, if it is dropped before it was read
+                totals = into.zero_()
             self.chunks.record_stream(torch.cuda.current_stream())  # not re-used before this launch has read it
             launch(self.chunks, totals)
         return totals

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: A part that comes, its copy, and the names of the tensors to fingerprint on arrival; None for all.
 Coming = tuple["Part", "HostBuffer", Collection[str] | None]
-#: By number of a block: the part's names that come with it.
-Shares = Mapping[int, frozenset[str]]
+#: By number of a block: the part's names that come with it, tensors that share bytes side by side.
+Shares = Mapping[int, tuple[str, ...]]
 
 
 def shares_of(layout: PartLayout, wanted: Sequence[frozenset[str]]) -> Shares:
@@ -34,11 +34,11 @@ def shares_of(layout: PartLayout, wanted: Sequence[frozenset[str]]) -> Shares:
     groups: dict[int, list[str]] = {}
     for spec in layout:
         groups.setdefault(spec.alias_group, []).append(spec.name)
-    shares: dict[int, set[str]] = {}
+    shares: dict[int, list[str]] = {}
     for group in groups.values():
         places = {place.get(name, 0) for name in group}
-        shares.setdefault(places.pop() if len(places) == 1 else 0, set()).update(group)
-    return {number: frozenset(names) for number, names in shares.items()}
+        shares.setdefault(places.pop() if len(places) == 1 else 0, []).extend(group)
+    return {number: tuple(names) for number, names in shares.items()}
 
 
 def blocks_of(coming: Mapping[Slot, Coming], shares: Mapping[Slot, Shares]) -> list[list[Incoming]]:
@@ -48,8 +48,8 @@ def blocks_of(coming: Mapping[Slot, Coming], shares: Mapping[Slot, Shares]) -> l
     for slot, (part, buffer, check) in coming.items():
         chosen = None if check is None else frozenset(check)
         for number, names in shares[slot].items():
-            checked = names if chosen is None else names & chosen
-            blocks[number].append(Incoming(slot, buffer, part.nbytes, names, tuple(checked)))
+            checked = names if chosen is None else tuple(name for name in names if name in chosen)
+            blocks[number].append(Incoming(slot, buffer, part.nbytes, frozenset(names), checked))
     return blocks
 
 

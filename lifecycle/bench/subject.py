@@ -40,7 +40,7 @@ class Options:
     memory: str = "auto"
     host: str = "auto"
     verify: str = "always"
-    pieces: str = field(default="layer", validator=lambda _, __, pieces: require_pieces(pieces))
+    pieces: str = field(default="256", validator=lambda _, __, pieces: require_pieces(pieces))
     rest: float = 0.25
 
     @property

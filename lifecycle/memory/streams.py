@@ -91,14 +91,15 @@ class Flight:
         order(self._events)
 
     def wait(self) -> Mapping[Slot, Mapping[str, str]]:
-        wait(self._events)
-        self._hosts = ()
         if self._started is None:
+            wait(self._events)  # ahead of the fingerprints, which nobody wants of copies that have failed
             self.start_check()
         assert self._started is not None
         found: dict[Slot, dict[str, str]] = {slot: {} for slot, _ in self._started}
         for slot, started in self._started:
             found[slot] |= started.read() if started is not None else {}
+        wait(self._events)  # where nothing was to be read
+        self._hosts = ()
         return found
 
     def ended(self) -> bool:
@@ -110,7 +111,8 @@ def follow(stream: Stream | None) -> None:
     """Let the stream's further work wait for what its device's current and default streams hold now."""
     if stream is None:
         return
-    for before in (torch.cuda.current_stream(stream.device), torch.cuda.default_stream(stream.device)):
+    current, default = torch.cuda.current_stream(stream.device), torch.cuda.default_stream(stream.device)
+    for before in (current,) if current == default else (current, default):
         if before != stream:
             stream.wait_stream(before)
 
