@@ -98,7 +98,7 @@ class World(Moving):
 
     def foresee(self, todo: Iterable[Action], facts: Facts, call: Call) -> None:
         self._event = call.event
-        for action in todo:
+        for action in sorted(todo, key=lambda action: -action.nbytes):  # which the backend may have room for one of
             if action.do == "resume" and action.region is not None:
                 self.backend.begin_resume(action.region)
             elif action.do == "verify" and action.part is not None and self.backend.overlaps:

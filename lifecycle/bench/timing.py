@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import threading
 import time
@@ -85,12 +86,26 @@ def in_turns(turns: Mapping[str, Turn], rounds: int, rest: float = 0.0) -> dict[
     """
     took: dict[str, dict[str, list[Took]]] = {name: {step: [] for step in turn.steps} for name, turn in turns.items()}
     names = list(turns)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            if number == 0 or not turns[name].once:
-                _take(turns[name], took[name], rest)
+    with _no_collections():
+        for number in range(rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                if number == 0 or not turns[name].once:
+                    _take(turns[name], took[name], rest)
     return {name: {step: Times(tuple(found)) for step, found in steps.items()} for name, steps in took.items()}
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's garbage collector does not run by itself, as in ``timeit``: it takes 0.1 s here, whoever it meets."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _take(turn: Turn, took: Mapping[str, list[Took]], rest: float) -> None:

@@ -17,18 +17,19 @@ def beside(call: Callable[[], None]) -> Future[None]:
     may do milliseconds later.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    running = threading.Event()
-    done = _thread().submit(_run, call, device, running)
-    running.wait()
+    begun = threading.Lock()
+    begun.acquire()
+    done = _thread().submit(_run, call, device, begun)
+    begun.acquire()
     return done
 
 
-def _run(call: Callable[[], None], device: int | None, running: threading.Event) -> None:
+def _run(call: Callable[[], None], device: int | None, begun: threading.Lock) -> None:
     try:
         if device is not None:
             torch.cuda.set_device(device)
     finally:
-        running.set()
+        begun.release()
     call()
 
 

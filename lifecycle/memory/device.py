@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
-from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -27,13 +26,11 @@ from torch import Tensor
 from lifecycle.fingerprint import Prepared
 from lifecycle.hoststore.base import HostBuffer, tensor_over
 from lifecycle.manifest import PartLayout
-from lifecycle.memory import aliases, moves, pages, streams
+from lifecycle.memory import aliases, driver, moves, pages, streams
 from lifecycle.memory.base import Holder, Incoming
 from lifecycle.memory.holders import holders
 from lifecycle.memory.holding import Holding, refuse_owned
 from states.resources import SLOT_REGION, Region, Slot
-
-_HELD = ("reserved_bytes", "active_bytes", "inactive_split_bytes")  # in torch's statistics
 
 # Of all backends of this process: two actors must not move the same bytes.
 _owned: WeakSet[Holding] = WeakSet()
@@ -183,7 +180,7 @@ class DeviceBackend(ABC):
     def start_copy_in(self, blocks: Sequence[Sequence[Incoming]], aside: bool) -> tuple[streams.Flight, ...]:
         """As ``MemoryBackend`` says. Raises as ``copy_in`` does; what had been started has ended then."""
         pieces = list(chain.from_iterable(blocks))
-        holdings = {slot: self._to_copy(slot) for slot in dict.fromkeys(one.slot for one in pieces)}
+        holdings = {slot: self._mapped(slot) for slot in dict.fromkeys(one.slot for one in pieces)}
         for one in pieces:
             _refuse_beyond(holdings[one.slot], one.buffer, one.nbytes)
         devices = tuple(dict.fromkeys(device for holding in holdings.values() for device in holding.devices))
@@ -202,8 +199,11 @@ class DeviceBackend(ABC):
                 # One after the other: the link is at work from the first block on.
                 for block in blocks:
                     flights.append(_start([self._launch(one) for one in block], devices, checking))
-                    if any(checking) and len(flights) == 1 < len(blocks):
-                        flights[0].start_check()  # of the first of several nobody has a forward yet
+                    if len(flights) == 1:
+                        for holding in holdings.values():
+                            holding.refuse_moved()  # what is copied to is ours in any case
+                        if any(checking) and len(blocks) > 1:
+                            flights[0].start_check()  # of the first of several nobody has a forward yet
             except BaseException:
                 streams.wait(streams.marks(devices))
                 raise
@@ -255,11 +255,11 @@ class DeviceBackend(ABC):
         """Of all devices of the process, and torch's cache of pinned host memory, which is not counted."""
         if self.device != "cuda":
             return pages.trim()
-        before = _reserved()
+        before = driver.reserved()
         torch.cuda.empty_cache()
         if hasattr(torch._C, "_host_emptyCache"):  # torch 2.5 and later
             torch._C._host_emptyCache()
-        return max(0, before - _reserved())
+        return max(0, before - driver.reserved())
 
     def available(self) -> int | None:
         """Of the paused regions' bytes, or of all regions' where none is paused: as many as fit, in equal shares.
@@ -314,8 +314,12 @@ class DeviceBackend(ABC):
 
     def _to_copy(self, slot: Slot) -> Holding:
         """Refuse a copy that could not be right."""
-        holding = self._holding(slot)
+        holding = self._mapped(slot)
         holding.refuse_moved()
+        return holding
+
+    def _mapped(self, slot: Slot) -> Holding:
+        holding = self._holding(slot)
         assert holding.region not in self._paused, f"copy to or from paused slot {slot}"
         return holding
 
@@ -381,22 +385,3 @@ def _refuse_beyond(holding: Holding, buffer: HostBuffer, nbytes: int) -> None:
 def _bump(tensors: Iterable[Tensor]) -> None:
     """Let autograd know that these were overwritten: before the copies, so that none can end without."""
     torch.autograd.graph.increment_version(list(tensors))
-
-
-def _reserved() -> int:
-    told = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))  # memory_reserved() is slower
-    return sum(one.get("reserved_bytes", {}).get("all", {}).get("current", 0) for one in told)
-
-
-def cached(index: int) -> int:
-    """Bytes in whole free segments outside all pools, on the device of this index: ``empty_cache`` gives them back."""
-    told = torch.cuda.memory_stats_as_nested_dict(index)
-    held = {key: told.get(key, {}).get("all", {}).get("current", 0) for key in _HELD}
-    if held["reserved_bytes"] == held["active_bytes"] + held["inactive_split_bytes"]:
-        return 0  # in pools neither: that is quick to know
-    snapshot: Any = torch.cuda.memory_snapshot  # without types in torch
-    return sum(
-        found["total_size"]
-        for found in snapshot()
-        if found["device"] == index and tuple(found["segment_pool_id"]) == (0, 0) and not found["active_size"]
-    )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import torch
+
+_HELD = ("reserved_bytes", "active_bytes", "inactive_split_bytes")  # in torch's statistics
 
 
 def mapped(addresses: Iterable[int]) -> frozenset[bool]:
@@ -31,6 +34,26 @@ def allocations() -> tuple[int, ...] | None:
         return None
     told = [torch.cuda.memory_stats_as_nested_dict(index) for index in range(torch.cuda.device_count())]
     return tuple(one.get("num_device_alloc", 0) + one.get("num_device_free", 0) for one in told)
+
+
+def reserved() -> int:
+    """Bytes that torch has taken from the driver, on all devices."""
+    told = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))  # memory_reserved() is slower
+    return sum(one.get("reserved_bytes", {}).get("all", {}).get("current", 0) for one in told)
+
+
+def cached(index: int) -> int:
+    """Bytes in whole free segments outside all pools, on the device of this index: ``empty_cache`` gives them back."""
+    told = torch.cuda.memory_stats_as_nested_dict(index)
+    held = {key: told.get(key, {}).get("all", {}).get("current", 0) for key in _HELD}
+    if held["reserved_bytes"] == held["active_bytes"] + held["inactive_split_bytes"]:
+        return 0  # in pools neither: that is quick to know
+    snapshot: Any = torch.cuda.memory_snapshot  # without types in torch
+    return sum(
+        found["total_size"]
+        for found in snapshot()
+        if found["device"] == index and tuple(found["segment_pool_id"]) == (0, 0) and not found["active_size"]
+    )
 
 
 @cache

@@ -16,7 +16,8 @@ from torch import UntypedStorage
 
 from lifecycle.errors import ManifestError
 from lifecycle.memory import aliases
-from lifecycle.memory.device import DeviceBackend, cached
+from lifecycle.memory.device import DeviceBackend
+from lifecycle.memory.driver import cached
 from lifecycle.memory.moves import BLOCK
 from states.resources import Region
 

@@ -22,7 +22,8 @@ from lifecycle.errors import ManifestError, TransitionRefused
 from lifecycle.memory import aliases, streams
 from lifecycle.memory.aliases import AliasGroup
 from lifecycle.memory.base import Holder
-from lifecycle.memory.device import DeviceBackend, cached
+from lifecycle.memory.device import DeviceBackend
+from lifecycle.memory.driver import cached
 from lifecycle.memory.holders import holders
 from lifecycle.memory.moves import BLOCK
 from lifecycle.memory.saver import GRANULE, PoolState, Span, ledger

@@ -5,6 +5,7 @@ Sizes are such that the driver's free bytes tell whether the weights are mapped.
 
 from __future__ import annotations
 
+import gc
 from itertools import count
 
 import pytest
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.gpu
 
 MiB = 1 << 20
 WEIGHTS, NEAR = 512 * MiB, 64 * MiB
+HIDDEN = torch.ones(8, 4096)
 _numbers = count()
 
 
@@ -39,7 +41,7 @@ class Stack(nn.Module):
 
 @pytest.fixture(params=["torch_memory_saver", "storage"])
 def actor(request):
-    """An actor whose weights have no copy yet, and poisoned memory whenever it comes back."""
+    """An actor with poisoned memory whenever it comes back."""
     name = f"ahead{next(_numbers)}"
     with lifecycle.region("weights", actor=name, memory=request.param):
         model = Stack()
@@ -47,6 +49,11 @@ def actor(request):
     backend = TorchMemorySaverBackend(name, poison=0xA5) if saver else StorageBackend(poison=0xA5)
     with ActorLifecycle(model, memory=backend, name=name) as made, torch.no_grad():
         made.model = model
+        for _ in range(2):  # kernels are loaded, and page tables there
+            model(HIDDEN.cuda())
+            made.sleep()
+            made.wake_up()
+        gc.collect()  # what earlier tests have left
         yield made
 
 
@@ -82,14 +89,15 @@ def test_a_refused_wake_gives_back_what_was_mapped_ahead(actor, stream):
         assert abs(free() - asleep) <= NEAR
 
     actor.wake_up(stream=stream)
-    actor.model(torch.ones(8, 4096, device="cuda"))
+    actor.model(HIDDEN.cuda())
     assert abs(free() - awake) <= NEAR
     assert same(values(actor.model), expected)
 
 
 def test_a_change_is_found_beside_its_copy(actor):
     """The copy that was made of it is given back, and the bytes stay where they are; adopted, they are copied."""
-    torch.cuda.synchronize()
+    with actor.loading("actor"):
+        actor.model.layers[0].weight.mul_(2)  # so that there is no copy yet
     actor.model.layers[5].weight.data[17, 4] += 1
     changed, buffers = values(actor.model), dict(actor._world.buffers)
 
