@@ -112,9 +112,12 @@ class World(Moving):
     def give_up(self) -> None:
         self._verifying.clear()
         self._foreseen.clear()
-        self.backend.cancel_resume()
-        if self._hooked_ahead:
-            self.guard_arriving(False)
+        try:
+            self.backend.cancel_resume()
+            if self._hooked_ahead:
+                self.guard_arriving(False)
+        except Exception as error:  # what the row failed with is what the caller must hear
+            self.journal.add("note", self._event, note=f"not given up: {type(error).__name__}: {error}")
 
     def perform(self, action: Action, facts: Facts, call: Call) -> Done:
         self._event = call.event
