@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -28,11 +28,12 @@ from lifecycle.outcome import Settings, after, during, looked_again, refuted
 from lifecycle.plan import PlannedEffect
 from lifecycle.traffic import Traffic, avoided_bytes
 from lifecycle.versions import Facts
-from lifecycle.work import actions
+from lifecycle.work import WORK, actions
 from states.resources import SLOT_REGION
 from states.spec import Effect, FlatRow
 
-_FORESEEN = ("verify_weights", "resume_actor_regions", "resume_forward_regions")
+_MAPPING = ("resume_actor_regions", "resume_forward_regions")
+_LOOKING = ("verify_weights",)
 
 
 class World(Probe, Protocol):
@@ -100,6 +101,8 @@ class Executor:
         try:
             for effect in row.effects:
                 name = effect.name
+                if name == "check_structure":  # not before: whoever still wrote to the weights has been waited for
+                    self._foresee(_LOOKING, row, call, asked)
                 todo = actions(effect, self.facts, call, asked)
                 if not todo:
                     self.world.left_undone(name, call)
@@ -124,17 +127,23 @@ class Executor:
 
     @contextmanager
     def foreseen(self, row: FlatRow, call: Call, probe: Probe) -> Iterator[None]:
-        """What the row begins with, as far as nothing is changed before it, may begin now; given up where it fails."""
+        """The memory that the row takes back may be begun with; whatever fails gives it up."""
         try:
-            for effect in row.effects:
-                if effect.name in _FORESEEN:
-                    self.world.foresee(actions(effect, self.facts, call, probe), self.facts, call)
-                if not effect.harmless:
-                    break
+            self._foresee(_MAPPING, row, call, probe)
             yield
         except BaseException:
             self.world.give_up()
             raise
+
+    def _foresee(self, names: Container[str], row: FlatRow, call: Call, probe: Probe) -> None:
+        """Tell the world of these effects, as far as nothing before them changes anything; who knows of others' own."""
+        for effect in row.effects:
+            if effect.name not in WORK:
+                break
+            if effect.name in names:
+                self.world.foresee(actions(effect, self.facts, call, probe), self.facts, call)
+            if not effect.harmless:
+                break
 
     def look_again(self, syncing: bool = False) -> None:
         """Take over from the world what a failed effect may have done all the same."""

@@ -11,11 +11,13 @@ from rig import Rig, adam, equal, make_rig, snapshot
 from torch import nn
 
 from lifecycle import ActorLifecycle, LifecycleConfig, UntrackedChange
+from lifecycle.adapters.plain import PlainAdapter
 from lifecycle.hoststore.base import HostBuffer
 from lifecycle.testing.late import LateArena
 from states.actor import ACTOR
+from states.extend import Insert, extended
 from states.resources import Slot
-from states.spec import SAME, Event, Row
+from states.spec import SAME, Effect, Event, Row
 
 INSPECTING = evolve(
     ACTOR,
@@ -61,7 +63,7 @@ def make(**settings: object) -> tuple[Rig, Beside]:
 
 
 def change(model: nn.Module) -> None:
-    model.body.weight.data.add_(1)
+    getattr(model, "body", model).weight.data.add_(1)
 
 
 def test_what_is_copied_is_read_beside_the_copy():
@@ -158,3 +160,77 @@ def test_a_machine_that_verifies_and_copies_nothing_hears_of_it(changed):
 
         assert "copy" not in str(memory.log)
         assert memory.log.count(f"start {Slot.TRAINED}") == memory.log.count(f"read {Slot.TRAINED}") > 0
+
+
+def settling(machine=ACTOR, **options: object) -> tuple[Rig, Writing]:
+    """A rig whose trained weights have no copy, and an adapter that waits for a late writer of theirs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = adam(model)
+    adapter = Writing(model, optimizer)
+    actor = ActorLifecycle(model, optimizer, ("ref",), Beside(), "pinned", adapter=adapter, machine=machine, **options)
+    with actor.loading("ref"), torch.no_grad():
+        model[1].weight.add_(1)
+    with actor.training():
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    return Rig(actor, model, optimizer), adapter
+
+
+class Writing(PlainAdapter):
+    """``write`` is what somebody else still does to the weights when the actor waits for writers."""
+
+    write: Callable[[], object] = staticmethod(lambda: None)
+
+    def settle(self) -> None:
+        self.write()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_a_writer_leaves_is_read(copied):
+    """A look is begun when writers have been waited for, whether or not the weights have a copy."""
+    rig, adapter = settling()
+    if copied:
+        rig.actor.sleep()
+        rig.actor.wake_up()
+        with rig.actor.weights():
+            pass
+    adapter.write = lambda: change(rig.model[0])
+
+    with pytest.raises(UntrackedChange) as error:
+        rig.actor.sleep()
+
+    assert list(error.value.names) == ["0.weight"]
+    assert rig.state == "RESIDENT"
+
+
+def test_what_a_writer_puts_back_is_no_change():
+    """Bytes that were elsewhere until it was waited for."""
+    rig, adapter = settling()
+    weight = rig.model[0].weight
+    was = weight.detach().clone()
+    weight.data.zero_()
+    adapter.write = lambda: weight.data.copy_(was)
+
+    rig.actor.sleep()
+
+    rig.actor.wake_up()
+    with rig.actor.weights() as weights:
+        assert torch.equal(weights["0.weight"], was)
+
+
+def test_what_an_effect_of_ones_own_writes_is_read():
+    """It may change the weights ahead of their verification, though it says that it changes nothing of ours."""
+    machine = extended(
+        ACTOR,
+        "own",
+        effects=[Effect("meet", "Every rank is there.", harmless=True)],
+        insert=[Insert("meet", "switch", before="verify_weights")],
+    )
+    model: list[nn.Module] = []
+    rig, _ = settling(machine, perform={"meet": lambda call: change(model[0]) if model else None})
+    model.append(rig.model[0])
+
+    with pytest.raises(UntrackedChange):
+        rig.actor.switch("ref")
+
+    assert rig.state == "RESIDENT"
