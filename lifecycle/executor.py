@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -33,7 +33,6 @@ from states.resources import SLOT_REGION
 from states.spec import Effect, FlatRow
 
 _MAPPING = ("resume_actor_regions", "resume_forward_regions")
-_LOOKING = ("verify_weights",)
 
 
 class World(Probe, Protocol):
@@ -43,7 +42,7 @@ class World(Probe, Protocol):
         """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
         ...
 
-    def foresee(self, todo: Iterable[Action], facts: Facts, call: Call) -> None:
+    def foresee(self, todo: Iterable[Action]) -> None:
         """These actions come soon, if nothing fails before: of what shows nowhere, what takes long may begin now."""
         ...
 
@@ -101,8 +100,6 @@ class Executor:
         try:
             for effect in row.effects:
                 name = effect.name
-                if name == "check_structure":  # not before: whoever still wrote to the weights has been waited for
-                    self._foresee(_LOOKING, row, call, asked)
                 todo = actions(effect, self.facts, call, asked)
                 if not todo:
                     self.world.left_undone(name, call)
@@ -127,23 +124,20 @@ class Executor:
 
     @contextmanager
     def foreseen(self, row: FlatRow, call: Call, probe: Probe) -> Iterator[None]:
-        """The memory that the row takes back may be begun with; whatever fails gives it up."""
+        """Memory that the row takes back may be begun with, where nothing before it changes anything, as far as it is
+        known here; whatever fails gives it up."""
         try:
-            self._foresee(_MAPPING, row, call, probe)
+            for effect in row.effects:
+                if effect.name not in WORK:
+                    break
+                if effect.name in _MAPPING:
+                    self.world.foresee(actions(effect, self.facts, call, probe))
+                if not effect.harmless:
+                    break
             yield
         except BaseException:
             self.world.give_up()
             raise
-
-    def _foresee(self, names: Container[str], row: FlatRow, call: Call, probe: Probe) -> None:
-        """Tell the world of these effects, as far as nothing before them changes anything; who knows of others' own."""
-        for effect in row.effects:
-            if effect.name not in WORK:
-                break
-            if effect.name in names:
-                self.world.foresee(actions(effect, self.facts, call, probe), self.facts, call)
-            if not effect.harmless:
-                break
 
     def look_again(self, syncing: bool = False) -> None:
         """Take over from the world what a failed effect may have done all the same."""

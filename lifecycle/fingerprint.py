@@ -20,6 +20,7 @@ changes are seen less well, because 2ᵏ·(2i+1) mod 2⁶⁴ depends on the lowe
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
@@ -193,16 +194,17 @@ class _Result:
     wait: Callable[[], None] | None
     used: list[tuple[list[Tensor], Tensor]]
     _read: dict[str, int] | None = None
+    _lock: threading.Lock = field(factory=threading.Lock)
 
     def totals(self) -> dict[str, int]:
-        if self._read is None:
-            if self.wait is not None:
-                self.wait()
-            self._read = self._totals()
-            for spare, memory in self.used:
-                spare.append(memory)
-            self.used = []
-        return self._read
+        with self._lock:  # two forwards may wait for one block
+            if self._read is None:
+                if self.wait is not None:
+                    self.wait()
+                self._read = self._totals()
+                for spare, memory in self.used:
+                    spare.append(memory)
+            return self._read
 
     def _totals(self) -> dict[str, int]:
         found = self.host.numpy()

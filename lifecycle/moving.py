@@ -66,7 +66,6 @@ class Moving(Looking):
         self._coming: dict[Slot, Coming] = {}  # of a streamed wake that is about to start
         self._hooked_ahead = False  # whether that has made forwards wait already
         self._shares: dict[Slot, tuple[PartLayout, Sequence[frozenset[str]], Shares]] = {}
-        self._foreseen: dict[int, Look] = {}  # by part: looks begun ahead of the verification
         self._verifying: dict[Slot, tuple[str, Look]] = {}  # looks that the copy of the same bytes waits for, with tags
         self._all_out: int | None = None  # the part that an exchange has last copied out to its end
 
@@ -131,7 +130,11 @@ class Moving(Looking):
 
     def _keep_copy(self, slot: Slot, part: int, check: Callable[[], None] = lambda: None) -> int:
         """Where ``check`` raises there is no copy: the bytes were not the part's."""
-        buffer, new = self._buffer_for(slot, part)
+        try:
+            buffer, new = self._buffer_for(slot, part)
+        except BaseException:
+            check()  # that they are not the part's is what to hear first
+            raise
         try:
             moved = self.backend.copy_out(slot, buffer)
             check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lifecycle.actions import Action, Call
@@ -96,27 +97,28 @@ class World(Moving):
 
     # doing
 
-    def foresee(self, todo: Iterable[Action], facts: Facts, call: Call) -> None:
-        self._event = call.event
-        for action in sorted(todo, key=lambda action: -action.nbytes):  # which the backend may have room for one of
+    def foresee(self, todo: Iterable[Action]) -> None:
+        for action in sorted(todo, key=lambda action: -action.nbytes):  # of which the backend may begin with one alone
             if action.do == "resume" and action.region is not None:
-                self.backend.begin_resume(action.region)
-            elif action.do == "verify" and action.part is not None and self.backend.overlaps:
-                with suppress(ValueError):  # what has moved is refused by the check that comes first
-                    self._foreseen[action.part] = self._look_at(facts.parts[action.part])
+                with suppress(Exception):  # what stands in the way, the effect itself will raise
+                    self.backend.begin_resume(action.region)
 
     def finish(self, facts: Facts) -> None:
         self._finish_verifying(tuple(self._verifying), facts)
-        self._foreseen.clear()
+        if self._hooked_ahead and not self._landings.streamed:  # a machine's own row has waited for what it started
+            self.guard_arriving(False)
 
     def give_up(self) -> None:
         self._verifying.clear()
-        self._foreseen.clear()
+        self._try_to(self.backend.cancel_resume)
+        if self._hooked_ahead:
+            self._try_to(partial(self.guard_arriving, False))
+
+    def _try_to(self, act: Callable[[], None]) -> None:
+        """What the row failed with is what the caller must hear."""
         try:
-            self.backend.cancel_resume()
-            if self._hooked_ahead:
-                self.guard_arriving(False)
-        except Exception as error:  # what the row failed with is what the caller must hear
+            act()
+        except Exception as error:
             self.journal.add("note", self._event, note=f"not given up: {type(error).__name__}: {error}")
 
     def perform(self, action: Action, facts: Facts, call: Call) -> Done:
@@ -182,7 +184,7 @@ class World(Moving):
     def _verify(self, action: Action, facts: Facts, call: Call) -> Done:
         assert action.slot is not None
         part = facts.parts[facts.device[action.slot]]  # another one than planned, where all were adopted just before
-        tag, look = call.shown or ACTOR, self._foreseen.pop(part.id, None) or self._look_at(part)
+        tag, look = call.shown or ACTOR, self._look_at(part)
         # A copy that is made anew can be given back where it turns out to be of something else.
         if action.late and self.config.on_untracked == "refuse" and part.id not in self.buffers:
             self._verifying[action.slot] = tag, look

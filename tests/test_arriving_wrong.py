@@ -6,13 +6,16 @@ import os
 import signal
 
 import pytest
-from deep import arena, busy, close_all, contents
-from rig import TOKENS, Rig, equal, striking
+import torch
+from deep import Deep, arena, busy, close_all, contents, late
+from rig import TOKENS, Rig, adam, equal, striking
 from ways import PATHS, STREAM, wake
 
-from lifecycle import Faulted
+from lifecycle import ActorLifecycle, Faulted
 from lifecycle.errors import EffectFailed, VerificationFailed
 from lifecycle.hoststore.base import tensor_over
+from states.actor import ACTOR
+from states.extend import Insert, extended
 from states.resources import Slot
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -170,3 +173,23 @@ def test_an_interrupted_block():
 
 def _interrupted() -> None:
     raise KeyboardInterrupt
+
+
+def test_a_row_that_waits_itself_leaves_no_hooks():
+    """A machine may wait in its own wake for what it has streamed: nothing waits any more afterwards."""
+    waits = [
+        Insert("await_weights", "wake_up", after="restore_weights", target="RESIDENT"),
+        Insert("await_optimizer", "wake_up", after="restore_optimizer", target="RESIDENT"),
+    ]
+    model = Deep()
+    machine = extended(ACTOR, "waiting", insert=waits)
+    with ActorLifecycle(model, adam(model), ("ref",), late(), "pinned", machine=machine) as actor:
+        hidden = torch.ones(1, 4, 8)
+        want = model.layers[1].inner(hidden).detach()
+        actor.sleep()
+        actor.wake_up(stream=True)
+        assert not actor.state.arriving
+        assert not actor._world.adapter._hooks._waits
+        actor.sleep()
+        actor.wake_up("ref")
+        assert torch.equal(model.layers[1].inner(hidden), want)

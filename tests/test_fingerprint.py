@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import suppress
 from hashlib import blake2b
 
 import pytest
@@ -162,3 +164,24 @@ def test_part_fingerprint_is_the_same_sum():
 def test_part_fingerprint_sees_what_differs(changed: list[tuple[str, str, tuple[int, ...], str]]):
     """Order, names, dtypes, shapes and values all count."""
     assert part_fingerprint(changed) != part_fingerprint(ENTRIES)
+
+
+def test_two_readers_put_memory_back_once():
+    """Two forwards may wait for one block: what held its results is free for one later start, not for two."""
+    spare: list[torch.Tensor] = []
+    waiting = threading.Barrier(2, timeout=0.2)
+
+    def wait() -> None:
+        with suppress(threading.BrokenBarrierError):
+            waiting.wait()
+
+    host = torch.zeros(1, dtype=torch.int64)
+    result = module._Result(("a",), (), host, wait, [(spare, host)])
+    readers = [threading.Thread(target=result.totals) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+
+    assert len(spare) == 1
+    assert result.totals() == {"a": 0}

@@ -80,6 +80,7 @@ def test_a_refused_wake_gives_up_what_it_began(spoiled):
     weight = rig.model.body.weight
     was, weight.data = weight.data, torch.zeros_like(weight)
     if spoiled:
+        memory.begin_resume = lambda region: (_ for _ in ()).throw(OSError("can not be begun"))
         memory.cancelling = lambda: (_ for _ in ()).throw(OSError("can not be given back"))
 
     with pytest.raises(ManifestError, match=r"body\.weight"):

@@ -234,3 +234,15 @@ def test_what_an_effect_of_ones_own_writes_is_read():
         rig.actor.switch("ref")
 
     assert rig.state == "RESIDENT"
+
+
+def test_a_change_is_told_before_that_there_is_no_room(monkeypatch):
+    """Of two reasons the one that says what to do."""
+    rig, _ = make()
+    change(rig.model)
+    monkeypatch.setattr(rig.actor._world.pool, "acquire", lambda nbytes: (_ for _ in ()).throw(MemoryError("full")))
+
+    with pytest.raises(UntrackedChange):
+        rig.actor.sleep()
+
+    assert rig.state == "RESIDENT"

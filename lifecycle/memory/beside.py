@@ -14,7 +14,7 @@ def beside(call: Callable[[], None]) -> Future[None]:
     """Run it in the process's one thread for this, on the caller's CUDA device. Calls run one after the other.
 
     It runs when this returns: else the thread would have to wait until the caller lets go of Python's lock, which it
-    may do milliseconds later.
+    may do milliseconds later. Raises RuntimeError where there is no thread to be had; nothing runs then.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     begun = threading.Lock()
@@ -35,5 +35,10 @@ def _run(call: Callable[[], None], device: int | None, begun: threading.Lock) ->
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Kept: starting one takes as long as much of what is done beside it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="lifecycle-beside")
+    """Kept: starting one takes as long as much of what is done beside it.
+
+    Started at once. Where the system has none to give that fails here, and nothing stays queued for later.
+    """
+    made = ThreadPoolExecutor(1, thread_name_prefix="lifecycle-beside")
+    made.submit(int).result()
+    return made

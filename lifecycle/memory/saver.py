@@ -201,7 +201,7 @@ class Ledger:
     def _alone(self) -> Iterator[None]:
         """One call at a time, and none while the saver still maps."""
         with self._lock:
-            if self._begun is not None:
+            if self._begun is not None and os.getpid() == self._pid:  # a forked process has no such thread
                 self._begun.exception()
                 self._begun = None
             yield

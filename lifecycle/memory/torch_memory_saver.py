@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from lifecycle.errors import LifecycleError, ManifestError, TransitionRefused
+from lifecycle.errors import ManifestError, TransitionRefused
 from lifecycle.memory import aliases, streams
 from lifecycle.memory.aliases import AliasGroup
 from lifecycle.memory.base import Holder
@@ -141,14 +141,15 @@ class TorchMemorySaverBackend(DeviceBackend):
     def begin_resume(self, region: Region) -> None:
         """The saver maps one region ahead, in a thread."""
         if not self._begun and region in self._paused and region in self._pooled():
-            with suppress(LifecycleError):  # which the resume will raise
+            with suppress(Exception):  # whatever it is, the resume will raise it, or do without a thread
                 self._begun[region] = self._ledger.begin_resume(pool_name(self.actor, region))
 
     def cancel_resume(self) -> None:
-        for region in tuple(self._begun):
-            del self._begun[region]
-            with suppress(LifecycleError):  # where the saver has failed, nothing is to be given back
+        """Raises TransitionRefused where somebody allocates in the pool: it stays mapped, and the next resume's."""
+        for region, mapped in tuple(self._begun.items()):
+            if mapped.exception() is None:
                 self._ledger.pause(pool_name(self.actor, region))
+            del self._begun[region]
 
     def _needed(self, region: Region) -> Mapping[int, int]:
         needed: Counter[int] = Counter()

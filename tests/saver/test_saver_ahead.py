@@ -134,3 +134,68 @@ backend.resume(Region.WEIGHTS)
 assert free_bytes() == asleep - 16 * MiB
 """
     )
+
+
+def test_without_a_thread_nothing_is_begun(world):
+    """A process may have no thread to give: the resume does without, and nothing is left that would run later."""
+    world.lives(
+        SLEEPING
+        + """
+def none(self):
+    raise RuntimeError("can't start new thread")
+
+start, threading.Thread.start = threading.Thread.start, none
+backend.begin_resume(Region.WEIGHTS)
+backend.resume(Region.WEIGHTS)
+backend.pause(Region.WEIGHTS)
+threading.Thread.start = start
+backend.begin_resume(Region.WEIGHTS)
+backend.resume(Region.WEIGHTS)
+assert book.state("actor.weights") == "active" and free_bytes() == asleep - 16 * MiB
+"""
+    )
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parents(world):
+    """It is refused, as ever."""
+    world.lives(
+        SLEEPING
+        + """
+import signal
+go = threading.Event()
+slowly(go)
+backend.begin_resume(Region.WEIGHTS)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if isinstance(refusal(book.pause, "actor.weights"), TransitionRefused) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+go.set()
+backend.resume(Region.WEIGHTS)
+"""
+    )
+
+
+def test_what_somebody_allocates_in_stays_begun(world):
+    """It can not be cancelled then, which is said; the next resume takes it as it is."""
+    world.lives(
+        SLEEPING
+        + """
+backend.begin_resume(Region.WEIGHTS)
+inside, leave = threading.Event(), threading.Event()
+def other():
+    with book.allocating("actor.weights"):
+        inside.set()
+        leave.wait(10)
+thread = threading.Thread(target=other)
+thread.start()
+inside.wait(10)
+assert "region block" in str(refusal(backend.cancel_resume))
+assert Region.WEIGHTS not in backend.resident()
+leave.set()
+thread.join()
+backend.resume(Region.WEIGHTS)
+backend.pause(Region.WEIGHTS)
+assert free_bytes() == asleep
+"""
+    )
