@@ -35,7 +35,8 @@ _SAMPLE = 8  # verify="sample" looks at every eighth tensor, another eighth each
 
 @frozen
 class Look:
-    """A part's tensors on their way to be fingerprinted: what they should come to, and who tells what they did."""
+    """A part's tensors on their way to be fingerprinted: what they should come to, and who tells, again if asked, what
+    they did."""
 
     expected: Mapping[str, str]
     read: Callable[[], Mapping[str, str]]
@@ -86,12 +87,6 @@ class Moving(Looking):
         self._samples[part.slot, self._event] += 1
         return list(part.tensors)[self._samples[part.slot, self._event] % _SAMPLE :: _SAMPLE]
 
-    def _differences(self, slot: Slot, part: Part) -> tuple[dict[str, str], dict[str, str]]:
-        """(expected, got) of the tensors looked at."""
-        names = self._names_to_verify(part)
-        got = self.backend.fingerprints(slot, names)
-        return {name: part.tensors[name] for name in got}, got
-
     def _look_at(self, part: Part) -> Look:
         names = self._names_to_verify(part)
         expected = {name: part.tensors[name] for name in (part.tensors if names is None else names)}
@@ -107,9 +102,9 @@ class Moving(Looking):
 
     def _verify_restored(self, slot: Slot, part: Part) -> None:
         if part.fingerprint is not None and self.config.verify != "never":
-            expected, got = self._differences(slot, part)
-            if expected != got:
-                raise VerificationFailed(f"restored {slot}", expected, got)
+            look = self._look_at(part)
+            if look.changed():
+                raise VerificationFailed(f"restored {slot}", look.expected, look.read())
 
     def _present_settings(self) -> Settings:
         places = {Slot.REST: self.rest_pool.store.copy}
