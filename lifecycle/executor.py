@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, takewhile
 from types import FrameType
 from typing import Any, Protocol
 
@@ -43,7 +44,10 @@ class World(Probe, Protocol):
         ...
 
     def foresee(self, todo: Iterable[Action]) -> None:
-        """These actions come soon, if nothing fails before: of what shows nowhere, what takes long may begin now."""
+        """These actions come soon, if nothing fails before: of what shows nowhere, what takes long may begin now.
+
+        Told of the same row again, with more that comes behind them.
+        """
         ...
 
     def left_undone(self, effect: str, call: Call) -> None:
@@ -96,8 +100,9 @@ class Executor:
             return
         inverses: list[str] = []
         committed_to = False  # whether a point of no return has been passed
-        name, asked = "", asked_once(self.world)
+        name, left_open, asked = "", "", asked_once(self.world)
         try:
+            self.world.foresee(_copies_ahead(planned))
             for effect in row.effects:
                 name = effect.name
                 todo = actions(effect, self.facts, call, asked)
@@ -113,6 +118,9 @@ class Executor:
                     inverses.append(effect.inverse)
                 self._do(name, todo, call)
                 asked = asked_once(self.world)
+                if not left_open and any(action.late for action in todo):
+                    left_open = name
+            name = left_open or name
             self.world.finish(self.facts)
         except BaseException as cause:
             self.world.give_up()
@@ -189,6 +197,12 @@ class Executor:
                 self.look_again()
                 cause.add_note(f"undoing by {name} failed: {type(error).__name__}: {error}")
         return clean
+
+
+def _copies_ahead(planned: Iterable[PlannedEffect]) -> Iterator[Action]:
+    """What comes if nothing fails, up to an effect of others' own, which may read or write whatever it likes."""
+    known = takewhile(lambda effect: effect.name in WORK, planned)
+    return chain.from_iterable(effect.actions for effect in known if effect.name not in _MAPPING)
 
 
 def region_of(action: Action) -> str:

@@ -225,7 +225,7 @@ class Moving(Looking):
         return part.nbytes
 
     def _start_stream(self, action: Action, facts: Facts, call: Call) -> Done:
-        """Block by block, beside what the caller launches, until the first block is there."""
+        """Block by block, beside what the caller launches; the row ends when the first block is there."""
         coming, self._coming = self._coming, {}
         wanted = self.adapter.blocks()
         blocks = blocks_of(coming, {slot: self._shares_of(slot, wanted) for slot in coming})
@@ -235,8 +235,27 @@ class Moving(Looking):
         self._landings.expect_blocks(arrivals)
         self._hooked_ahead = True
         self.adapter.guard_arriving(self._landings.streamed)  # while the bytes of the first one come
-        self._landings.first()
         return None, 0
+
+    def await_first(self) -> None:
+        """Of a streamed wake that this row has started: the first block, unless the row has waited for all of them.
+
+        Raises VerificationFailed, and what the copy raised.
+        """
+        if self._hooked_ahead and self._landings.streamed:
+            self._landings.first()
+        elif self._hooked_ahead:
+            self.guard_arriving(False)
+
+    def first_block(self, coming: Iterable[Action]) -> list[Incoming]:
+        """What ``_start_stream`` will ask for first after these, to be checked then."""
+        wanted, block = self.adapter.blocks(), []
+        for action in coming:
+            assert action.slot is not None
+            assert action.part is not None
+            if names := self._shares_of(action.slot, wanted).get(0):
+                block.append(Incoming(action.slot, self.buffers[action.part], action.nbytes, frozenset(names)))
+        return block
 
     def _shares_of(self, slot: Slot, wanted: Sequence[frozenset[str]]) -> Shares:
         """Worked out once: neither the layout nor the blocks of a model change often."""

@@ -98,15 +98,20 @@ class World(Moving):
     # doing
 
     def foresee(self, todo: Iterable[Action]) -> None:
-        for action in sorted(todo, key=lambda action: -action.nbytes):  # of which the backend may begin with one alone
-            if action.do == "resume" and action.region is not None:
-                with suppress(Exception):  # what stands in the way, the effect itself will raise
+        coming = []
+        with suppress(Exception):  # what stands in the way, the effect itself will raise
+            for action in sorted(todo, key=lambda action: -action.nbytes):  # the backend may begin with one alone
+                if action.do == "resume" and action.region is not None:
                     self.backend.begin_resume(action.region)
+                elif action.do == "copy_in" and action.streamed:
+                    coming.append(action)
+            if coming:
+                self.backend.begin_copy_in(self.first_block(coming))
 
     def finish(self, facts: Facts) -> None:
         self._finish_verifying(tuple(self._verifying), facts)
-        if self._hooked_ahead and not self._landings.streamed:  # a machine's own row has waited for what it started
-            self.guard_arriving(False)
+        self.await_first()
+        self.backend.cancel_resume()  # of what was begun and then not asked for
 
     def give_up(self) -> None:
         self._verifying.clear()

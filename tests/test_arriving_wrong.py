@@ -112,6 +112,8 @@ def test_a_wrong_first_block_leaves_the_actor_asleep(trouble):
     if trouble == "flipping":
         assert "layers.0.frozen.weight" in str(caught.value)
     assert rig.state == "ASLEEP"
+    assert rig.actor.journal[-1].kind == "unwind"
+    assert rig.actor.journal[-1].effect == "restore_weights"
     rig.check()
     for stream in (True, False):
         wake(rig, stream)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from rig import Rig, make_rig, striking
+from deep import Deep, busy, close_all
+from rig import Rig, adam, make_rig, striking
 
-from lifecycle import ManifestError, NoReadableCopy
+from lifecycle import ActorLifecycle, ManifestError, NoReadableCopy
 from lifecycle.memory.arena import ArenaBackend
-from states.resources import Region
+from lifecycle.memory.base import Incoming
+from lifecycle.testing.late import LateArena
+from states.actor import ACTOR
+from states.extend import Insert, extended
+from states.resources import Region, Slot
+from states.spec import Effect
+
+
+@pytest.fixture(autouse=True)
+def _all_closed():
+    yield
+    close_all()
 
 
 class Ahead(ArenaBackend):
@@ -49,7 +62,7 @@ def asleep(**settings: object) -> tuple[Rig, Ahead]:
 
 
 def test_a_wake_begins_with_its_memory():
-    """The largest region first, each before the structure is compared; nothing is cancelled."""
+    """The largest region first, each before the structure is compared; what is cancelled at the end is nothing."""
     rig, memory = asleep()
 
     rig.actor.wake_up()
@@ -58,7 +71,9 @@ def test_a_wake_begins_with_its_memory():
     assert set(begun) == {f"begin {region}" for region in (Region.WEIGHTS, Region.REST, Region.OPTIMIZER)}
     assert memory.log[: len(begun)] == begun
     assert memory.log[len(begun)] == "check"
-    assert "cancel" not in memory.log
+    resumed = [line for line in memory.log if line.startswith("resume")]
+    assert memory.log[memory.log.index("cancel") :] == ["cancel"]
+    assert memory.log.index("cancel") > max(map(memory.log.index, resumed))
     rig.check()
 
 
@@ -131,3 +146,71 @@ def test_a_wake_without_a_copy_gives_it_up():
     executor.facts = facts
     rig.actor.wake_up()
     rig.check()
+
+
+class Told(LateArena):
+    """Keeps what it was told would come first, and what came first."""
+
+    def __init__(self) -> None:
+        super().__init__(0xCB)
+        self.told: list[frozenset[Any]] = []
+        self.started_with: list[frozenset[Any]] = []
+
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        assert Region.WEIGHTS not in self.resident()
+        self.told.append(asked(block))
+
+    def start_copy_in(self, blocks: Sequence[Sequence[Incoming]], aside: bool) -> tuple[Any, ...]:
+        if len(blocks) > 1:
+            self.started_with.append(asked(blocks[0]))
+        return super().start_copy_in(blocks, aside)
+
+
+def asked(block: Sequence[Incoming]) -> frozenset[tuple[Slot, int, int, frozenset[str] | None]]:
+    return frozenset((one.slot, id(one.buffer), one.nbytes, one.names) for one in block)
+
+
+@pytest.mark.parametrize("tag", ["actor", "ref", "old"])
+def test_a_streamed_wake_tells_its_first_block_ahead(tag):
+    """Of all kinds of weights, from the buffers of its own tag, before there is memory for it."""
+    rig = busy(memory := Told())
+    rig.actor.sleep()
+
+    rig.actor.wake_up(tag, stream=True)
+
+    assert memory.told == memory.started_with
+    (block,) = memory.told
+    assert {slot for slot, *_ in block} == {Slot.TRAINED, Slot.FROZEN, Slot.STATE}
+    names = frozenset().union(*(names for *_, names in block))
+    assert "embed.weight" in names
+    assert "layers.0.inner.weight" in names
+    assert "layers.1.inner.weight" not in names
+    rig.check()
+
+
+def test_a_wake_that_is_not_streamed_tells_none():
+    """Nor does an event that brings back no weights."""
+    rig = busy(memory := Told())
+    rig.actor.sleep()
+    rig.actor.wake_up()
+    rig.actor.switch("ref")
+    rig.actor.wake_up("ref", stream=True)
+
+    assert memory.told == []
+
+
+@pytest.mark.parametrize(("after", "told"), [("resume_actor_regions", 0), ("restore_weights", 1)])
+def test_an_effect_of_others_own_comes_before_what_is_behind_it(after, told):
+    """It may write where the weights are to come: nothing is copied there ahead of it."""
+    stamp = Effect("stamp", "Something of this trainer's own.")
+    machine = extended(
+        ACTOR, "stamping", effects=[stamp], insert=[Insert("stamp", "wake_up", after=after, target="RESIDENT")]
+    )
+    model, memory = Deep(), Told()
+    with ActorLifecycle(
+        model, adam(model), ("ref",), memory, "pinned", machine=machine, perform={"stamp": lambda call: None}
+    ) as actor:
+        actor.sleep()
+        actor.wake_up(stream=True)
+        assert len(memory.told) == told
+        assert len(memory.started_with) == 1

@@ -161,6 +161,9 @@ class ArenaBackend:
     def begin_resume(self, region: Region) -> None:
         """The system maps pages when they are touched."""
 
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        """There is no resume that was begun."""
+
     def cancel_resume(self) -> None:
         """Nothing was begun."""
 

@@ -105,8 +105,15 @@ class MemoryBackend(Protocol):
         """
         ...
 
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        """Behind a resume that was begun, this block will be the first of a ``start_copy_in``, ``aside``.
+
+        Its bytes may start as soon as there is memory for them. Raises nothing, as ``begin_resume``.
+        """
+        ...
+
     def cancel_resume(self) -> None:
-        """No region that was begun with will be resumed after all."""
+        """No region that was begun with will be resumed after all, and nothing is copied there."""
         ...
 
     def resident(self) -> frozenset[Region]:

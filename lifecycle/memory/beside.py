@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def beside(call: Callable[[], None]) -> Future[None]:
@@ -22,6 +25,11 @@ def beside(call: Callable[[], None]) -> Future[None]:
     done = _thread().submit(_run, call, device, begun)
     begun.acquire()
     return done
+
+
+def behind(call: Callable[[], T]) -> Future[T]:
+    """Run it in the same thread, on the same device, when what was begun there has ended. Raises as ``beside``."""
+    return _thread().submit(call)
 
 
 def _run(call: Callable[[], None], device: int | None, begun: threading.Lock) -> None:

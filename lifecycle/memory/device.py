@@ -7,29 +7,30 @@ as a whole is waited for in one place only: before memory is given back, because
 kernels without a word, and they then end the process.
 
 A subclass says how memory is given back and taken: ``_place``, ``_release``, ``_take_back``; and ``complete``,
-``begin_resume``, ``cancel_resume``.
+``begin_resume``, ``begin_copy_in``, ``cancel_resume``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from weakref import WeakSet
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from lifecycle.fingerprint import Prepared
 from lifecycle.hoststore.base import HostBuffer, tensor_over
 from lifecycle.manifest import PartLayout
 from lifecycle.memory import aliases, driver, moves, pages, streams
 from lifecycle.memory.base import Holder, Incoming
+from lifecycle.memory.beside import behind
 from lifecycle.memory.holders import holders
 from lifecycle.memory.holding import Holding, refuse_owned
+from lifecycle.memory.launches import Ahead, Launch, Marks, bump, enqueue, fly
 from states.resources import SLOT_REGION, Region, Slot
 
 # Of all backends of this process: two actors must not move the same bytes.
@@ -55,6 +56,7 @@ class DeviceBackend(ABC):
         self._swaps: dict[Slot, moves.Swap] = {}
         self._streams = streams.OwnStreams()
         self._flying: list[streams.Flight] = []
+        self._ahead: Ahead | None = None  # copies that began before they were asked for
 
     # for subclasses
 
@@ -148,11 +150,15 @@ class DeviceBackend(ABC):
             self._take_back(region)
             self._paused.remove(region)
             self._addresses_changed(region)
-            self._fill_with_poison(region)
+            if not self._copied_ahead(region):
+                self._fill_with_poison(region)
         return self._nbytes(region)
 
     @abstractmethod
     def begin_resume(self, region: Region) -> None: ...
+
+    @abstractmethod
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None: ...
 
     @abstractmethod
     def cancel_resume(self) -> None: ...
@@ -172,7 +178,7 @@ class DeviceBackend(ABC):
         """As ``MemoryBackend`` says. Raises ManifestError when tensors were rebound, RuntimeError from the device."""
         holding = self._to_copy(slot)
         _refuse_beyond(holding, buffer, nbytes)
-        _bump(holding.tensors.values())
+        bump(holding.tensors.values())
         with self._complete(holding):
             moves.copy_in(holding.runs(), tensor_over(buffer), nbytes)
         return nbytes
@@ -198,7 +204,7 @@ class DeviceBackend(ABC):
             try:
                 # One after the other: the link is at work from the first block on.
                 for block in blocks:
-                    flights.append(_start([self._launch(one) for one in block], devices, checking))
+                    flights.append(self._fly([self._launch(one) for one in block], devices, checking))
                     if len(flights) == 1:
                         for holding in holdings.values():
                             holding.refuse_moved()  # what is copied to is ours in any case
@@ -218,7 +224,7 @@ class DeviceBackend(ABC):
         assert out is not into, "an exchange needs two buffers"
         lanes = streams.Lanes(holding.devices, self._streams)
         self._order_flights()
-        _bump(holding.tensors.values())
+        bump(holding.tensors.values())
         self._swaps[slot] = moves.Swap(holding.chunks(), out, into, nbytes, lanes)
         self._swaps[slot].run()
         del self._swaps[slot]
@@ -332,12 +338,47 @@ class DeviceBackend(ABC):
         for flight in self._flying:
             flight.order()
 
-    def _launch(self, one: Incoming) -> _Launch:
+    def _launch(self, one: Incoming) -> Launch:
         holding = self._holding(one.slot)
         names = holding.tensors if one.names is None else one.names
         touched = tuple(holding.tensors[name] for name in names)
         prepared = holding.prepared(one.check) if one.check else None
-        return _Launch(one, holding.runs(one.names), tensor_over(one.buffer), touched, prepared)
+        return Launch(one, holding.runs(one.names), tensor_over(one.buffer), touched, prepared)
+
+    def _fly(
+        self, block: Sequence[Launch], devices: Sequence[torch.device], checking: Sequence[torch.cuda.Stream | None]
+    ) -> streams.Flight:
+        """The block's copies on the current streams, unless they are on their way already."""
+        ahead, self._ahead = self._ahead, None
+        for launch in block:
+            bump(launch.touched)
+        arrived = None if ahead is None else ahead.of(block)
+        return fly(block, enqueue(block, devices) if arrived is None else arrived, checking)
+
+    def _copy_behind(self, mapped: Future[None], region: Region, block: Sequence[Incoming]) -> Ahead:
+        """Have the thread that maps the region enqueue the block's copies when it has."""
+        launches = tuple(map(self._launch, block))
+        devices = self._devices(region)
+        own = [self._streams.get(device, "aside") for device in devices]
+        for stream in own:
+            streams.follow(stream)
+
+        def copy() -> Marks:
+            mapped.result()
+            with ExitStack() as stack:
+                for stream in own:
+                    stack.enter_context(streams.on(stream))
+                self._fill_with_poison(region)
+                return enqueue(launches, devices)
+
+        return Ahead(region, launches, behind(copy))
+
+    def _copied_ahead(self, region: Region) -> bool:
+        """Whether there are such copies; whatever touches the same memory from here on comes behind them."""
+        flight = self._ahead.flight() if self._ahead is not None and self._ahead.region is region else None
+        if flight is not None:
+            self._flying.append(flight)
+        return flight is not None
 
     def _fill_with_poison(self, region: Region) -> None:
         if self._poison is not None:
@@ -345,43 +386,5 @@ class DeviceBackend(ABC):
                 one.memory.fill_(self._poison)
 
 
-@frozen(eq=False)
-class _Launch:
-    """What one ``Incoming`` takes, all of it made ready."""
-
-    incoming: Incoming
-    runs: tuple[moves.Run, ...]
-    host: Tensor
-    touched: tuple[Tensor, ...]
-    prepared: Prepared | None
-
-
-def _start(
-    block: Sequence[_Launch], devices: Sequence[torch.device], checking: Sequence[torch.cuda.Stream | None]
-) -> streams.Flight:
-    """Enqueue a block's copies on the current streams; its fingerprints too, or later on those of ``checking``."""
-    for launch in block:
-        moves.copy_in(launch.runs, launch.host, launch.incoming.nbytes)
-        _bump(launch.touched)
-    arrived = streams.marks(devices)
-
-    def check() -> list[streams.Checked]:
-        with ExitStack() as stack:
-            for stream in checking:
-                stack.enter_context(streams.on(stream))
-            streams.order(arrived)
-            return [(one.incoming.slot, one.prepared.start() if one.prepared else None) for one in block]
-
-    flight = streams.Flight(arrived, check, [one.host for one in block])
-    if not any(checking):
-        flight.start_check()
-    return flight
-
-
 def _refuse_beyond(holding: Holding, buffer: HostBuffer, nbytes: int) -> None:
     assert nbytes <= min(buffer.nbytes, holding.layout.nbytes), f"{nbytes} bytes are more than there are"
-
-
-def _bump(tensors: Iterable[Tensor]) -> None:
-    """Let autograd know that these were overwritten: before the copies, so that none can end without."""
-    torch.autograd.graph.increment_version(list(tensors))

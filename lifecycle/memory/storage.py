@@ -16,6 +16,7 @@ from torch import UntypedStorage
 
 from lifecycle.errors import ManifestError
 from lifecycle.memory import aliases
+from lifecycle.memory.base import Incoming
 from lifecycle.memory.device import DeviceBackend
 from lifecycle.memory.driver import cached
 from lifecycle.memory.moves import BLOCK
@@ -37,6 +38,9 @@ class StorageBackend(DeviceBackend):
 
     def begin_resume(self, region: Region) -> None:
         """torch's allocator takes memory with a lock on everything that the caller would do meanwhile."""
+
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        """There is no resume that was begun."""
 
     def cancel_resume(self) -> None:
         """Nothing was begun."""

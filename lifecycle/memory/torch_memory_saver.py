@@ -21,7 +21,7 @@ import torch
 from lifecycle.errors import ManifestError, TransitionRefused
 from lifecycle.memory import aliases, streams
 from lifecycle.memory.aliases import AliasGroup
-from lifecycle.memory.base import Holder
+from lifecycle.memory.base import Holder, Incoming
 from lifecycle.memory.device import DeviceBackend
 from lifecycle.memory.driver import cached
 from lifecycle.memory.holders import holders
@@ -144,10 +144,20 @@ class TorchMemorySaverBackend(DeviceBackend):
             with suppress(Exception):  # whatever it is, the resume will raise it, or do without a thread
                 self._begun[region] = self._ledger.begin_resume(pool_name(self.actor, region))
 
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        """The thread that maps goes on with the copies, if the block lies in what it maps."""
+        for region, mapped in self._begun.items():
+            if self._ahead is None and {self._holding(one.slot).region for one in block} == {region}:
+                with suppress(Exception):  # whatever it is, the copy will raise it, or do without a thread
+                    self._ahead = self._copy_behind(mapped, region, block)
+
     def cancel_resume(self) -> None:
         """Raises TransitionRefused where somebody allocates in the pool: it stays mapped, and the next resume's."""
+        ahead, self._ahead = self._ahead, None
         for region, mapped in tuple(self._begun.items()):
             if mapped.exception() is None:
+                if ahead is not None and ahead.flight() is not None:
+                    streams.settle(self._devices(region))
                 self._ledger.pause(pool_name(self.actor, region))
             del self._begun[region]
 

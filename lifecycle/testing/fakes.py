@@ -94,6 +94,9 @@ class FakeMemory:
     def begin_resume(self, region: Region) -> None:
         assert region in self._paused, f"begun with region {region}, which is resident"
 
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
+        assert all(one.buffer.nbytes >= one.nbytes for one in block), "begun with less than is to come"
+
     def cancel_resume(self) -> None: ...
 
     def resident(self) -> frozenset[Region]:

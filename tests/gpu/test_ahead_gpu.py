@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import lifecycle
-from lifecycle import ActorLifecycle, ManifestError, UntrackedChange
+from lifecycle import ActorLifecycle, EffectFailed, ManifestError, UntrackedChange
 from lifecycle.memory.storage import StorageBackend
 from lifecycle.memory.torch_memory_saver import TorchMemorySaverBackend
 
@@ -92,6 +92,60 @@ def test_a_refused_wake_gives_back_what_was_mapped_ahead(actor, stream):
     actor.model(HIDDEN.cuda())
     assert abs(free() - awake) <= NEAR
     assert same(values(actor.model), expected)
+
+
+def test_the_first_block_is_copied_where_its_memory_is_mapped(actor, monkeypatch):
+    """Before it is asked for, from the second streamed wake on; nothing else is, and every byte is right in the end."""
+    expected, seen = values(actor.model), []
+    start = actor.memory.start_copy_in
+
+    def looking(blocks, aside):
+        torch.cuda.synchronize()
+        seen.append(values(actor.model))
+        return start(blocks, aside)
+
+    monkeypatch.setattr(actor.memory, "start_copy_in", looking)
+    for _ in range(3):
+        actor.sleep()
+        actor.wake_up(stream=True)
+        assert same(values(actor.model), expected)
+
+    assert len(seen) == 3
+    for number, found in enumerate(seen):
+        ahead = number > 0 and actor.memory.name == "torch_memory_saver"
+        there = [torch.equal(*pair) for pair in zip(found, expected, strict=True)]
+        poisoned = [bool((one.view(torch.uint8) == 0xA5).all()) for one in found]
+        assert there == [ahead] + [False] * (len(there) - 1)
+        assert poisoned == [not here for here in there]
+
+
+@pytest.mark.parametrize("stop", ["resume", "copy_in"])
+def test_a_wake_that_is_stopped_behind_its_copy_ahead(actor, stop):
+    """The memory goes back, copies and all, and the next wakes bring every byte."""
+    expected = values(actor.model)
+    for _ in range(2):
+        actor.sleep()
+        actor.wake_up(stream=True)
+        actor.model(HIDDEN.cuda())
+    world = actor._world
+    perform = world.perform
+
+    def stopped(action, facts, call):
+        if action.do == stop:
+            raise RuntimeError("stopped")
+        return perform(action, facts, call)
+
+    for _ in range(3):
+        actor.sleep()
+        asleep = free()
+        world.perform = stopped
+        with pytest.raises(EffectFailed, match="stopped"):
+            actor.wake_up(stream=True)
+        world.perform = perform
+        assert str(actor.state) == "ASLEEP"
+        assert abs(free() - asleep) <= NEAR
+        actor.wake_up(stream=True)
+        assert same(values(actor.model), expected)
 
 
 def test_a_change_is_found_beside_its_copy(actor):

@@ -199,3 +199,169 @@ backend.pause(Region.WEIGHTS)
 assert free_bytes() == asleep
 """
     )
+
+
+COPYING = (
+    SLEEPING
+    + """
+from lifecycle.hoststore.base import tensor_over
+from lifecycle.memory.base import Incoming
+def incoming(name, buffer=buffer, slot=Slot.TRAINED):
+    return Incoming(slot, buffer, layout.nbytes, frozenset({name}))
+first, second = [incoming("a")], [incoming("b")]
+other = FakeStore().allocate(layout.nbytes)
+tensor_over(other).fill_(9)
+def all_are(value, name):
+    return bool((weights[name] == value).all())
+"""
+)
+
+
+def test_a_block_is_copied_by_the_thread_that_maps_its_memory(world):
+    """Its bytes are there with the memory, whatever stands there afterwards is not copied over, and the rest comes."""
+    world.lives(
+        COPYING
+        + """
+for wait in (False, True):
+    go = threading.Event()
+    slowly(go)
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(first)
+    assert free_bytes() == asleep
+    threading.Timer(0.1 if wait else 0, go.set).start()
+    backend.resume(Region.WEIGHTS)
+    assert all_are(3, "a") and all_are(0xA5, "b")
+    weights["a"][7] = 77
+    version = weights["a"]._version
+    backend.start_copy_in([first, second], aside=True)
+    assert weights["a"][7] == 77 and weights["a"]._version > version
+    assert all_are(4, "b")
+    backend.start_copy_in([first, second], aside=True)
+    assert all_are(3, "a") and all_are(4, "b")  # once ahead, not for ever
+    backend.pause(Region.WEIGHTS)
+"""
+    )
+
+
+def test_another_block_than_the_one_foreseen_is_copied(world):
+    """From another buffer, of other tensors, or of all of them."""
+    world.lives(
+        COPYING
+        + """
+everything = Incoming(Slot.TRAINED, other, layout.nbytes)
+for asked in ([incoming("a", other)], [incoming("b", other), incoming("a", other)], [everything]):
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(first)
+    backend.resume(Region.WEIGHTS)
+    backend.start_copy_in([asked], aside=True)
+    assert all_are(9, "a") and all_are(0xA5 if len(asked) == 1 and asked[0].names else 9, "b")
+    backend.pause(Region.WEIGHTS)
+"""
+    )
+
+
+def test_a_cancelled_resume_copies_nothing_more(world):
+    """The memory goes back with what was copied there, and a later resume finds undefined bytes."""
+    world.lives(
+        COPYING
+        + """
+go = threading.Event()
+slowly(go)
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+threading.Timer(0.1, go.set).start()
+backend.cancel_resume()
+assert free_bytes() == asleep and book.state("actor.weights") == "paused"
+backend.resume(Region.WEIGHTS)
+assert all_are(0xA5, "a")
+backend.start_copy_in([first], aside=True)
+assert all_are(3, "a")
+"""
+    )
+
+
+def test_a_copy_that_was_not_asked_for_is_forgotten(world):
+    """Resumed, and then cancelled: the next one is asked for in full."""
+    world.lives(
+        COPYING
+        + """
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+backend.resume(Region.WEIGHTS)
+backend.cancel_resume()
+assert Region.WEIGHTS in backend.resident()
+weights["a"].fill_(50)
+backend.start_copy_in([first], aside=True)
+assert all_are(3, "a")
+"""
+    )
+
+
+def test_a_block_is_copied_ahead_only_into_what_is_mapped_ahead(world):
+    """Nothing was begun; another region was; or the block lies in two, of which one was begun."""
+    world.lives(
+        COPYING
+        + """
+in_rest = incoming("c", slot=Slot.REST)
+backend.begin_copy_in(first)
+for begun, block in ((Region.REST, first), (Region.WEIGHTS, [in_rest]), (Region.WEIGHTS, [*first, in_rest])):
+    backend.begin_resume(begun)
+    backend.begin_copy_in(block)
+    backend.resume(Region.REST)
+    backend.resume(Region.WEIGHTS)
+    assert all_are(0xA5, "a") and (rest["c"] == 0xA5).all()
+    backend.start_copy_in([first], aside=True)
+    assert all_are(3, "a")
+    backend.pause(Region.REST)
+    backend.pause(Region.WEIGHTS)
+"""
+    )
+
+
+def test_a_copy_ahead_that_fails_is_made_again(world):
+    """Because its memory did not come, or by itself: the effect does it, or says what is wrong."""
+    world.lives(
+        COPYING
+        + """
+from lifecycle.memory import moves
+def broken(*_):
+    raise OSError("broken")
+
+resume, book._resume = book._resume, broken
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+try:
+    backend.resume(Region.WEIGHTS)
+except OSError:
+    pass
+else:
+    raise AssertionError("not raised")
+book._resume = resume
+backend.cancel_resume()
+backend.resume(Region.WEIGHTS)
+assert all_are(0xA5, "a")
+backend.pause(Region.WEIGHTS)
+
+copy_in, moves.copy_in = moves.copy_in, broken
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+backend.resume(Region.WEIGHTS)
+moves.copy_in = copy_in
+backend.start_copy_in([first], aside=True)
+assert all_are(3, "a")
+"""
+    )
+
+
+def test_poison_lies_under_what_is_copied_ahead(world):
+    """What no copy brings is poisoned, and what one has brought is not."""
+    world.lives(
+        COPYING
+        + """
+backend._poison = 0x5A
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+backend.resume(Region.WEIGHTS)
+assert all_are(3, "a") and all_are(0x5A, "b")
+"""
+    )
