@@ -65,7 +65,7 @@ class Moving(Looking):
         self._skeletons: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._landings = Landings()
         self._coming: dict[Slot, Coming] = {}  # of a streamed wake that is about to start
-        self._hooked_ahead = False  # whether that has made forwards wait already
+        self._stream_started = False  # by this row: forwards wait for it already, and the row for its first block
         self._shares: dict[Slot, tuple[PartLayout, Sequence[frozenset[str]], Shares]] = {}
         self._verifying: dict[Slot, tuple[str, Look]] = {}  # looks that the copy of the same bytes waits for, with tags
         self._all_out: int | None = None  # the part that an exchange has last copied out to its end
@@ -233,7 +233,7 @@ class Moving(Looking):
         for slot, (part, *_) in coming.items():
             self._landings.expect(slot, part, arrivals)
         self._landings.expect_blocks(arrivals)
-        self._hooked_ahead = True
+        self._stream_started = True
         self.adapter.guard_arriving(self._landings.streamed)  # while the bytes of the first one come
         return None, 0
 
@@ -242,9 +242,9 @@ class Moving(Looking):
 
         Raises VerificationFailed, and what the copy raised.
         """
-        if self._hooked_ahead and self._landings.streamed:
+        if self._stream_started and self._landings.streamed:
             self._landings.first()
-        elif self._hooked_ahead:
+        elif self._stream_started:
             self.guard_arriving(False)
 
     def first_block(self, coming: Iterable[Action]) -> list[Incoming]:
@@ -288,9 +288,9 @@ class Moving(Looking):
         return self._landings.arrived(number)
 
     def guard_arriving(self, arriving: bool) -> None:
-        if not (arriving and self._hooked_ahead):
+        if not (arriving and self._stream_started):
             self.adapter.guard_arriving(self._landings.streamed if arriving else None)
-        self._hooked_ahead = False
+        self._stream_started = False
 
     # optimizer state
 

@@ -116,7 +116,7 @@ class World(Moving):
     def give_up(self) -> None:
         self._verifying.clear()
         self._try_to(self.backend.cancel_resume)
-        if self._hooked_ahead:
+        if self._stream_started:
             self._try_to(partial(self.guard_arriving, False))
 
     def _try_to(self, act: Callable[[], None]) -> None:
