@@ -54,8 +54,12 @@ class World(Probe, Protocol):
         """The effect has nothing to do; where that is worth a word, say why."""
         ...
 
+    def catch_up(self, facts: Facts) -> None:
+        """Wait for what earlier actions of this row have left to later ones."""
+        ...
+
     def finish(self, facts: Facts) -> None:
-        """No action follows in this row: wait for what earlier ones have left to later ones."""
+        """No action follows in this row: as ``catch_up``, and what was begun ahead and not asked for is not wanted."""
         ...
 
     def give_up(self) -> None:
@@ -109,6 +113,10 @@ class Executor:
                 if not todo:
                     self.world.left_undone(name, call)
                     continue
+                if left_open and effect.name not in WORK:  # others' own: it finds everything as the effects have it
+                    name = left_open
+                    self.world.catch_up(self.facts)
+                    name = effect.name
                 if not effect.undoable and not committed_to:
                     committed_to = True
                     self.journal.add(

@@ -253,7 +253,7 @@ class Moving(Looking):
         for action in coming:
             assert action.slot is not None
             assert action.part is not None
-            if names := self._shares_of(action.slot, wanted).get(0):
+            if action.nbytes and (names := self._shares_of(action.slot, wanted).get(0)):
                 block.append(Incoming(action.slot, self.buffers[action.part], action.nbytes, frozenset(names)))
         return block
 

@@ -100,7 +100,7 @@ class World(Moving):
     def foresee(self, todo: Iterable[Action]) -> None:
         coming = []
         with suppress(Exception):  # what stands in the way, the effect itself will raise
-            for action in sorted(todo, key=lambda action: -action.nbytes):  # the backend may begin with one alone
+            for action in todo:  # weights first: the backend may begin with one region alone
                 if action.do == "resume" and action.region is not None:
                     self.backend.begin_resume(action.region)
                 elif action.do == "copy_in" and action.streamed:
@@ -108,10 +108,13 @@ class World(Moving):
             if coming:
                 self.backend.begin_copy_in(self.first_block(coming))
 
-    def finish(self, facts: Facts) -> None:
+    def catch_up(self, facts: Facts) -> None:
         self._finish_verifying(tuple(self._verifying), facts)
         self.await_first()
-        self.backend.cancel_resume()  # of what was begun and then not asked for
+
+    def finish(self, facts: Facts) -> None:
+        self.catch_up(facts)
+        self._try_to(self.backend.cancel_resume)
 
     def give_up(self) -> None:
         self._verifying.clear()

@@ -11,7 +11,7 @@ from attrs import evolve
 from deep import Deep, busy, close_all
 from rig import Rig, adam, make_rig, striking
 
-from lifecycle import ActorLifecycle, ManifestError, NoReadableCopy
+from lifecycle import ActorLifecycle, EffectFailed, ManifestError, NoReadableCopy, VerificationFailed
 from lifecycle.memory.arena import ArenaBackend
 from lifecycle.memory.base import Incoming
 from lifecycle.testing.late import LateArena
@@ -62,13 +62,13 @@ def asleep(**settings: object) -> tuple[Rig, Ahead]:
 
 
 def test_a_wake_begins_with_its_memory():
-    """The largest region first, each before the structure is compared; what is cancelled at the end is nothing."""
+    """Its weights first, each region before the structure is compared; what is cancelled at the end is nothing."""
     rig, memory = asleep()
 
     rig.actor.wake_up()
 
     begun = [line for line in memory.log if line.startswith("begin")]
-    assert set(begun) == {f"begin {region}" for region in (Region.WEIGHTS, Region.REST, Region.OPTIMIZER)}
+    assert begun == [f"begin {region}" for region in (Region.WEIGHTS, Region.REST, Region.OPTIMIZER)]
     assert memory.log[: len(begun)] == begun
     assert memory.log[len(begun)] == "check"
     resumed = [line for line in memory.log if line.startswith("resume")]
@@ -197,6 +197,74 @@ def test_a_wake_that_is_not_streamed_tells_none():
     rig.actor.wake_up("ref", stream=True)
 
     assert memory.told == []
+
+
+def test_what_can_not_be_cancelled_at_the_end_is_no_failure():
+    """The event has done all that was asked; the journal says what is left over."""
+    rig, memory = asleep()
+
+    def blow() -> None:
+        raise OSError("can not be given back")
+
+    memory.cancelling = blow
+    rig.actor.wake_up()
+    rig.actor.switch("ref")
+
+    assert rig.state == "SWITCHED(ref)"
+    assert rig.actor.journal[-1].kind == "commit"
+    assert any("can not be given back" in record.note for record in rig.actor.journal)
+    rig.check()
+
+
+class Hollow(Deep):
+    """Has a buffer without a byte, so that a whole slot has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.zeros(0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(self.norm(hidden))
+
+
+def test_a_slot_without_bytes_is_not_told():
+    """It has no copy to come from, and the others are told all the same."""
+    memory, model = Told(), Hollow()
+    with ActorLifecycle(model, adam(model), ("ref",), memory, "pinned") as actor:
+        actor.sleep()
+        actor.wake_up(stream=True)
+
+    assert memory.told == memory.started_with
+    assert {slot for slot, *_ in memory.told[0]} == {Slot.TRAINED, Slot.FROZEN}
+
+
+@pytest.mark.parametrize("trouble", ["flipping", "failing"])
+@pytest.mark.parametrize("harmless", [True, False])
+def test_an_effect_of_others_own_finds_the_first_block_there_and_right(harmless, trouble):
+    """Behind weights that are streamed: it does not run where the block is wrong, and the wake is undone."""
+    own = Effect("announce", "Tell others that the weights are there.", harmless=harmless)
+    insert = Insert("announce", "wake_up", after="restore_weights", target="RESIDENT")
+    machine = extended(ACTOR, "announcing", effects=[own], insert=[insert])
+    model, memory, ran = Deep(), Told(), []
+    want = model.embed.weight.detach().clone()
+
+    def announce(call: object) -> None:
+        ran.append(torch.equal(model.embed.weight, want))
+
+    with ActorLifecycle(
+        model, adam(model), ("ref",), memory, "pinned", machine=machine, perform={"announce": announce}
+    ) as actor:
+        actor.sleep()
+        getattr(memory, trouble).add(memory.started)
+        with pytest.raises((VerificationFailed, EffectFailed)):
+            actor.wake_up(stream=True)
+        assert (str(actor.state), ran) == ("ASLEEP", [])
+        assert (actor.journal[-1].kind, actor.journal[-1].effect) == ("unwind", "restore_weights")
+        actor.wake_up(stream=True)
+        assert ran == [True]
 
 
 @pytest.mark.parametrize(("after", "told"), [("resume_actor_regions", 0), ("restore_weights", 1)])

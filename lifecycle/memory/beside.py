@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,21 +14,23 @@ T = TypeVar("T")
 
 
 def beside(call: Callable[[], None]) -> Future[None]:
-    """Run it in the process's one thread for this, on the caller's CUDA device. Calls run one after the other.
+    """Run it in the process's one thread for this, on the caller's CUDA device.
 
     It runs when this returns: else the thread would have to wait until the caller lets go of Python's lock, which it
-    may do milliseconds later. Raises RuntimeError where there is no thread to be had; nothing runs then.
+    may do milliseconds later. Raises RuntimeError where there is no thread to be had, or it is at work, which may be
+    for somebody whom the caller holds up; nothing runs then.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     begun = threading.Lock()
     begun.acquire()
-    done = _thread().submit(_run, call, device, begun)
+    done = _thread().submit_alone(lambda: _run(call, device, begun))
     begun.acquire()
     return done
 
 
 def behind(call: Callable[[], T]) -> Future[T]:
-    """Run it in the same thread, on the same device, when what was begun there has ended. Raises as ``beside``."""
+    """Run it in the same thread, on the same device, when what was begun there has ended. Raises RuntimeError where
+    there is no thread any more."""
     return _thread().submit(call)
 
 
@@ -41,12 +43,33 @@ def _run(call: Callable[[], None], device: int | None, begun: threading.Lock) ->
     call()
 
 
-@cache
-def _thread() -> ThreadPoolExecutor:
-    """Kept: starting one takes as long as much of what is done beside it.
+class _Thread:
+    """Runs calls one after the other.
 
-    Started at once. Where the system has none to give that fails here, and nothing stays queued for later.
+    Started at once. Where the system has no thread to give that fails here, and nothing stays queued for later.
     """
-    made = ThreadPoolExecutor(1, thread_name_prefix="lifecycle-beside")
-    made.submit(int).result()
-    return made
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lifecycle-beside")
+        self._lock = threading.Lock()
+        self._latest: Future[Any] = self._pool.submit(int)
+        self._latest.result()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        with self._lock:
+            done = self._latest = self._pool.submit(call)
+        return done
+
+    def submit_alone(self, call: Callable[[], T]) -> Future[T]:
+        """Raises RuntimeError where it has other work."""
+        with self._lock:
+            if not self._latest.done():
+                raise RuntimeError("the thread is at work")
+            done = self._latest = self._pool.submit(call)
+        return done
+
+
+@cache
+def _thread() -> _Thread:
+    """Kept: starting one takes as long as much of what is done beside it."""
+    return _Thread()

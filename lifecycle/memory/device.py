@@ -136,6 +136,7 @@ class DeviceBackend(ABC):
         assert region not in self._paused, f"pause of paused region {region}"
         for slot in self._slots_of(region):
             self._slots[slot].refuse_moved()
+        self._end_ahead()
         streams.settle(self._devices(region))
         self._flying = [flight for flight in self._flying if not flight.ended()]
         self._release(region)
@@ -349,10 +350,10 @@ class DeviceBackend(ABC):
         self, block: Sequence[Launch], devices: Sequence[torch.device], checking: Sequence[torch.cuda.Stream | None]
     ) -> streams.Flight:
         """The block's copies on the current streams, unless they are on their way already."""
-        ahead, self._ahead = self._ahead, None
         for launch in block:
             bump(launch.touched)
-        arrived = None if ahead is None else ahead.of(block)
+        arrived = None if self._ahead is None else self._ahead.of(block)
+        self._ahead = None
         return fly(block, enqueue(block, devices) if arrived is None else arrived, checking)
 
     def _copy_behind(self, mapped: Future[None], region: Region, block: Sequence[Incoming]) -> Ahead:
@@ -372,6 +373,13 @@ class DeviceBackend(ABC):
                 return enqueue(launches, devices)
 
         return Ahead(region, launches, behind(copy))
+
+    def _end_ahead(self) -> None:
+        """Return when nothing of it runs any more, in the thread or on the device; interrupted, it stays."""
+        if self._ahead is not None:
+            self._ahead.told.exception()
+            streams.settle(self._devices(self._ahead.region))
+            self._ahead = None
 
     def _copied_ahead(self, region: Region) -> bool:
         """Whether there are such copies; whatever touches the same memory from here on comes behind them."""

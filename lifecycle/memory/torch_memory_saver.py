@@ -134,6 +134,7 @@ class TorchMemorySaverBackend(DeviceBackend):
 
     def _take_back(self, region: Region) -> None:
         if region in self._begun:
+            self._begun[region].exception()  # interrupted while it waits, it stays begun
             self._begun.pop(region).result()
         elif region in self._pooled():
             self._ledger.resume(pool_name(self.actor, region))
@@ -153,11 +154,9 @@ class TorchMemorySaverBackend(DeviceBackend):
 
     def cancel_resume(self) -> None:
         """Raises TransitionRefused where somebody allocates in the pool: it stays mapped, and the next resume's."""
-        ahead, self._ahead = self._ahead, None
+        self._end_ahead()
         for region, mapped in tuple(self._begun.items()):
             if mapped.exception() is None:
-                if ahead is not None and ahead.flight() is not None:
-                    streams.settle(self._devices(region))
                 self._ledger.pause(pool_name(self.actor, region))
             del self._begun[region]
 

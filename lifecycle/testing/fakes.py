@@ -94,8 +94,7 @@ class FakeMemory:
     def begin_resume(self, region: Region) -> None:
         assert region in self._paused, f"begun with region {region}, which is resident"
 
-    def begin_copy_in(self, block: Sequence[Incoming]) -> None:
-        assert all(one.buffer.nbytes >= one.nbytes for one in block), "begun with less than is to come"
+    def begin_copy_in(self, block: Sequence[Incoming]) -> None: ...
 
     def cancel_resume(self) -> None: ...
 

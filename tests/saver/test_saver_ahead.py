@@ -365,3 +365,134 @@ backend.resume(Region.WEIGHTS)
 assert all_are(3, "a") and all_are(0x5A, "b")
 """
     )
+
+
+INTERRUPTED = (
+    COPYING
+    + """
+import signal, time
+from lifecycle.memory import moves
+copy_in, resume = moves.copy_in, book._resume
+def in_thread():
+    return threading.current_thread().name.startswith("lifecycle-beside")
+def slow(call, seconds):
+    def late(*arguments):
+        if in_thread():
+            time.sleep(seconds)
+        return call(*arguments)
+    return late
+def struck(*_):
+    raise SystemExit("SIGTERM")
+signal.signal(signal.SIGALRM, struck)
+def strike(call, *arguments):
+    signal.setitimer(signal.ITIMER_REAL, 0.15)
+    try:
+        call(*arguments)
+    except SystemExit:
+        return
+    raise AssertionError("it ended before it was struck")
+"""
+)
+
+
+def test_a_resume_that_is_interrupted_leaves_no_copy_running(world):
+    """By a signal's handler that raises, while it waits for the mapping or for the copies: nothing writes to memory
+    that has gone back, nor over what comes there next."""
+    world.lives(
+        INTERRUPTED
+        + """
+for mapping, copying in ((0.4, 0.1), (0, 0.4)):
+    book._resume, moves.copy_in = slow(resume, mapping), slow(copy_in, copying)
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(first)
+    strike(backend.resume, Region.WEIGHTS)
+    backend.cancel_resume()
+    if Region.WEIGHTS in backend.resident():
+        backend.pause(Region.WEIGHTS)
+    assert free_bytes() == asleep and book.state("actor.weights") == "paused"
+    backend.resume(Region.WEIGHTS)
+    backend.start_copy_in([[incoming("a", other)]], aside=True)
+    time.sleep(0.6)
+    assert all_are(9, "a") and all_are(0xA5, "b")
+    backend.pause(Region.WEIGHTS)
+"""
+    )
+
+
+def test_a_cancel_that_is_interrupted_leaves_no_copy_running(world):
+    """Until it is asked again, or the memory is resumed for something else, streamed or not."""
+    world.lives(
+        INTERRUPTED
+        + """
+book._resume, moves.copy_in = slow(resume, 0.3), slow(copy_in, 0.3)
+everything = Incoming(Slot.TRAINED, other, layout.nbytes)
+for block, aside in ((None, False), ([incoming("a", other)], True), ([everything], False)):
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(first)
+    strike(backend.cancel_resume)
+    if block is None:
+        strike(backend.cancel_resume)
+        backend.cancel_resume()
+        assert free_bytes() == asleep and book.state("actor.weights") == "paused"
+        continue
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(block)
+    backend.resume(Region.WEIGHTS)
+    backend.start_copy_in([block], aside)
+    time.sleep(0.7)
+    assert all_are(9, "a")
+    backend.pause(Region.WEIGHTS)
+"""
+    )
+
+
+def test_half_a_block_has_ended_before_its_memory_goes(world):
+    """Where its second copy fails, the first may still be under way: the device is waited for, and then unmapped."""
+    world.lives(
+        COPYING
+        + """
+from lifecycle.memory import moves, streams
+log, copy_in, settle, pause, wait = [], moves.copy_in, streams.settle, book._pause, streams.wait
+def second_fails(*arguments):
+    if "copy" in log:
+        raise RuntimeError("the second one fails")
+    log.append("copy")
+    copy_in(*arguments)
+moves.copy_in = second_fails
+streams.settle = lambda devices: (log.append("settle"), settle(devices))
+streams.wait = lambda events: (log.append("wait"), wait(events))
+book._pause = lambda pool: (log.append("unmap"), pause(pool))
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in([incoming("a"), incoming("b")])
+backend.cancel_resume()
+assert log == ["copy", "wait", "settle", "unmap"], log
+"""
+    )
+
+
+def test_another_actor_does_not_wait_for_a_copy_ahead(world):
+    """The one thread is at work, for somebody whom that actor may hold up: its resume does without."""
+    world.lives(
+        COPYING
+        + """
+from lifecycle.memory import moves
+go, copy_in = threading.Event(), moves.copy_in
+moves.copy_in = lambda *arguments: (go.wait(20), copy_in(*arguments))
+second = make("second")
+tensors = {"d": tensor("second.weights", 6)}
+second.adopt(Slot.TRAINED, Region.WEIGHTS, tensors)
+second.pause(Region.WEIGHTS)
+backend.begin_resume(Region.WEIGHTS)
+backend.begin_copy_in(first)
+def others():
+    second.begin_resume(Region.WEIGHTS)
+    second.resume(Region.WEIGHTS)
+thread = threading.Thread(target=others)
+thread.start()
+thread.join(10)
+assert not thread.is_alive() and Region.WEIGHTS in second.resident()
+go.set()
+backend.resume(Region.WEIGHTS)
+assert all_are(3, "a")
+"""
+    )
