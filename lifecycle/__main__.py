@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from lifecycle.errors import LifecycleError, MissingExtra
 
-_PACKAGES = ("typer", "rich")
+_PACKAGES = {"typer": "cli", "rich": "cli", "torch": "torch", "numpy": "torch", "psutil": "torch"}  # and their extras
 
 
 def main() -> None:
@@ -19,7 +19,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in _PACKAGES:
             raise
-        _fail(MissingExtra("the command line", missing.name, "cli"))
+        extra = _PACKAGES[missing.name]
+        _fail(MissingExtra("the command line" if extra == "cli" else "this command", missing.name, extra))
     except LifecycleError as error:
         _fail(error)
 

@@ -86,3 +86,4 @@ class Call:
     verify: bool = True
     restore_aborted: bool = True
     stream: bool = False  # a wake that returns when the first block's bytes are there
+    force: bool = False  # a close that gives up weights that can not be brought back

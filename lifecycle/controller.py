@@ -266,8 +266,8 @@ class ActorLifecycle(Scopes):
     def close(self, force: bool = False) -> None:
         """End the life cycle: weights back on the device, hooks off, host memory given back. Once; then nothing.
 
-        Where the actor's weights can not be brought back (too little memory, a spoiled copy) nothing is done and the
-        error says why; ``force`` gives them up instead.
+        Where the actor's weights can not be brought back (too little memory, a spoiled copy, a model that was cast
+        meanwhile) nothing is given back and the error says why; ``force`` gives them up instead.
         """
         with self._exclusive("close"):
             closed = self._table.spec.state(self.state.name).final
@@ -278,7 +278,7 @@ class ActorLifecycle(Scopes):
                 if not force:
                     raise
                 self._fault(self._machine.state, "close")  # from there, what can not be brought back is given up
-                self._step("close")
+                self._step("close", force=True)
             if not closed:
                 _ATTACHED.discard(self)
                 self.journal.close()
@@ -295,28 +295,29 @@ class ActorLifecycle(Scopes):
         self,
         engines: RolloutEngine | Sequence[RolloutEngine],
         tag: str = ACTOR,
-        rotate: Iterable[tuple[str, str]] = (),
+        rotate: Iterable[tuple[str, str]] | Mapping[str, str] = (),
         pause_mode: PauseMode = "abort",
     ) -> SyncReport:
         """Send the tag's version to every engine, from whatever copy is readable in this state, and publish it.
 
         ``rotate`` lists (tag, of) moves made after full success, in order, e.g. ``[("old_actor", "rollout_actor"),
         ("rollout_actor", "actor")]``. Raises SyncFailed if any engine did not take it: nothing is published then, and
-        engines that saw a byte hold no version and stay paused.
+        engines that saw a byte hold no version and stay paused. Raises UnknownTag, and ValueError for moves that are
+        no pairs.
         """
         self._known("sync", tag)
         began = time.perf_counter()
         by_name = _by_name(engines)
         unsure = [name for name in by_name if self.facts.engines.get(name) is None]
         session = SyncSession(by_name, self._world.store.shared, pause_mode, unsure)
-        rotate = tuple(rotate)
-        for name in (name for pair in rotate for name in pair):
+        moves = _moves(rotate)
+        for name in (name for move in moves for name in move):
             self._known("sync", name)
         arguments: dict[str, Any] = {
             "tag": tag,
             "engines": tuple(by_name),
             "host_copy": session.needs_host_copy,
-            "rotate": rotate,
+            "rotate": moves,
         }
         with self._exclusive("sync"):
             self._world.session = session
@@ -352,6 +353,16 @@ class ActorLifecycle(Scopes):
             error.add_note(f"ending the sync failed too: {second}")
             self._fault(self._machine.state, "fail_sync")
             raise error from second
+
+
+def _moves(rotate: Iterable[tuple[str, str]] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """(tag, of) pairs in their order. Raises ValueError for what is none."""
+    given = tuple(rotate.items() if isinstance(rotate, Mapping) else rotate)
+    moves = tuple(tuple(move) for move in given if not isinstance(move, str))
+    pairs = tuple((move[0], move[1]) for move in moves if len(move) == 2)
+    if len(pairs) < len(given):
+        raise ValueError(f'rotate takes (tag, of) pairs, like [("old_actor", "actor")], and not {rotate!r}')
+    return pairs
 
 
 def _by_name(engines: RolloutEngine | Sequence[RolloutEngine]) -> dict[str, RolloutEngine]:

@@ -10,6 +10,7 @@ LifecycleError
 ├── ManifestError          the model is not what was attached, or not wholly owned (also a ValueError)
 ├── UntrackedChange        weights changed behind the controller's back
 ├── VerificationFailed     bytes are not what their version says
+├── NotBroughtBack         a close would end without weights of the actor
 ├── RanksDisagree          ranks would take different ways
 ├── SyncFailed             at least one engine did not take the version
 ├── EngineError            a rollout engine refused, failed or died
@@ -136,6 +137,18 @@ class VerificationFailed(LifecycleError):
         )
 
 
+class NotBroughtBack(LifecycleError):
+    """A close would end without weights of the actor. ``slots`` maps each kind of them to why."""
+
+    def __init__(self, slots: Mapping[str, str]) -> None:
+        self.slots = dict(slots)
+        told = "; ".join(f"{slot}: {why}" for slot, why in self.slots.items())
+        super().__init__(
+            f"weights of the actor can not be brought back ({told}). Mend that and close() again, or recover(); "
+            "close(force=True) gives them up."
+        )
+
+
 class RanksDisagree(LifecycleError):
     """Ranks proposed different things. ``per_rank`` maps rank to what it said."""
 
@@ -183,4 +196,6 @@ class MissingExtra(LifecycleError, ImportError):
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         self.feature, self.package, self.extra = feature, package, extra
-        super().__init__(f"{feature} needs {package!r}: pip install 'actor-lifecycle[{extra}]'")
+        super().__init__(
+            f"{feature} needs {package!r}: pip install 'actor-lifecycle[{extra}]', or in a clone '.[{extra}]'"
+        )

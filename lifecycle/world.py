@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lifecycle.actions import Action, Call
 from lifecycle.adapters.base import Adapter
 from lifecycle.config import LifecycleConfig
-from lifecycle.errors import NoReadableCopy, UntrackedChange
+from lifecycle.errors import NoReadableCopy, NotBroughtBack, UntrackedChange
 from lifecycle.hoststore.base import HostBuffer, HostStore
 from lifecycle.hoststore.disk import DiskStore
 from lifecycle.hoststore.pool import BufferPool
@@ -273,20 +273,27 @@ class World(Moving):
         return self.measure(slots), 0
 
     def _bring_back(self, action: Action, facts: Facts, call: Call) -> Done:
-        """Memory, contents and groups that the actor lacks, where that is possible; else the journal tells why not."""
-        moved = 0
+        """Memory, contents and groups that the actor lacks, where that is possible; else the journal tells why not.
+
+        Raises NotBroughtBack where that are weights, unless the caller gives them up.
+        """
+        moved, lost = 0, dict[Slot, str]()
         for slot, part in {**facts.version_of(ACTOR).parts, **facts.backups}.items():
             if facts.device.get(slot) == part:
                 continue
             try:
                 moved += self._bring_slot(slot, facts.parts[part], facts.halves.get(slot))
             except Exception as error:
+                lost[slot] = str(error)
                 self.journal.add("note", call.event, slot=slot, part=part, note=f"not brought back: {error}")
         try:
             if self.has_groups() and not self.groups_up():
                 self.adapter.reload_groups()
         except Exception as error:
             self.journal.add("note", call.event, note=f"groups not brought back: {error}")
+        weights = {str(slot): why for slot, why in lost.items() if slot in VERSION_SLOTS}
+        if weights and not call.force:
+            raise NotBroughtBack(weights)
         return None, moved
 
     def _bring_slot(self, slot: Slot, part: Part, half: int | None) -> int:
@@ -299,6 +306,8 @@ class World(Moving):
         if slot is Slot.OPTIMIZER and part.id in self._skeletons:
             self._rebuild_optimizer(part.id)
         if part.id not in self.buffers:
+            if part.nbytes and self.attached:  # what was let go is the caller's already
+                raise LookupError("there is no copy of it any more")
             return 0
         if half is not None:
             self._finish_half(slot, half)

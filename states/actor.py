@@ -195,8 +195,23 @@ _COME_HOME = (
     "restore_weights",
     "restore_optimizer",
 )
-_BRING = ("agree", "resume_actor_regions", "reload_groups", "restore_rest", "restore_actor", "restore_optimizer")
-_LEAVE = ("agree", "copy_out_survivors", "resume_actor_regions", "restore_actor", "restore_optimizer")
+_BRING = (
+    "check_structure",
+    "agree",
+    "resume_actor_regions",
+    "reload_groups",
+    "restore_rest",
+    "restore_actor",
+    "restore_optimizer",
+)
+_LEAVE = (
+    "check_structure",
+    "agree",
+    "copy_out_survivors",
+    "resume_actor_regions",
+    "restore_actor",
+    "restore_optimizer",
+)
 GIVE_BACK = ("remove_hooks", "free_copies")
 _GO_DOWN = ("copy_out_everything", "check_copies", *RELEASE)
 _TO_SYNC = (*_QUIET, "rotation_hidden")

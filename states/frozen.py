@@ -51,7 +51,7 @@ ROWS = (
     ),
     ACTOR.row("recover", "FAULTED", to="ASLEEP"),
     evolve(ACTOR.row("close", "RESIDENT"), guards=("no_load", "no_reader", "arrived")),
-    evolve(ACTOR.row("close", "ASLEEP"), effects=("agree", *_BRING, *GIVE_BACK)),
+    evolve(ACTOR.row("close", "ASLEEP"), effects=("check_structure", "agree", *_BRING, *GIVE_BACK)),
     *(ACTOR.row("close", name) for name in ("SYNCING", "FAULTED", "CLOSED")),
 )
 

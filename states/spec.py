@@ -165,7 +165,7 @@ class FlatRow:
     guards: tuple[Guard, ...]
 
 
-@frozen
+@frozen(repr=False)
 class MachineSpec:
     """A whole declaration, checked when it is built. Raises DefinitionError with every finding."""
 
@@ -187,6 +187,10 @@ class MachineSpec:
 
         if found := problems(self):
             raise DefinitionError(self.name, found)
+
+    def __repr__(self) -> str:
+        """Short: it is a default in signatures, which ``help`` prints."""
+        return f"<MachineSpec {self.name!r}: {len(self.states)} states, {len(self.rows)} rows>"
 
     @property
     def own_facts(self) -> tuple[AnyFact, ...]:

@@ -105,6 +105,24 @@ def test_pointing_a_tag_at_a_working_version(rig):
     _untouched(rig)
 
 
+@pytest.mark.parametrize("rotate", [("ref", "actor"), "ref", [("ref",)], [("ref", "actor", "old_actor")], ["ab"]])
+def test_rotations_that_are_no_pairs(rig, rotate):
+    """Also one pair that is not in a list: the form is told, with an example, before an engine hears of it."""
+    with pytest.raises(ValueError, match="pairs, like") as error:
+        rig.actor.sync(_engine(), rotate=rotate)
+
+    assert repr(rotate) in str(error.value)
+    _untouched(rig)
+
+
+def test_rotations_may_be_a_mapping(rig):
+    """From tag to what it is pointed at, in its order."""
+    rig.train()
+    rig.actor.sync(_engine(), rotate={"old_actor": "ref", "ref": "actor"})
+
+    assert rig.actor.tags["ref"] == rig.actor.tags["actor"] > rig.actor.tags["old_actor"]
+
+
 @pytest.mark.parametrize("rotate", [[("actor", "ref")], [("ref", "old_actor")]])
 def test_rotation_of_the_shown_tag(rig, rotate):
     """A sync whose rotation would move 'actor' or the tag on the device is refused before an engine hears of it."""

@@ -340,6 +340,16 @@ def test_what_is_no_result_is_refused(tmp_path):
         assert "no result of" in " ".join(done.output.replace("│", " ").split())
 
 
+def test_a_result_without_bars_is_not_drawn_from_its_document(tmp_path):
+    """It is one of `lifecycle bench`, and what can be done about it is said."""
+    document = tmp_path / "overhead.json"
+    document.write_text(json.dumps({"ratio": 7.9, "rounds": 3000}))
+    done = run("draw", str(document))
+
+    assert done.exit_code == 2
+    assert "`overhead` is drawn while it is measured" in " ".join(done.output.replace("│", " ").split())
+
+
 def test_a_picture_that_can_not_be_written_is_refused(tmp_path):
     """Before anything is measured, and never in the place of the document itself."""
     document = tmp_path / "result.svg"

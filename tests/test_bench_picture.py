@@ -42,7 +42,7 @@ def test_bars_are_as_long_as_their_medians(axes):
     assert [bar.get_width() for bar in axes.patches] == [0.2, 0.38]
     assert axes.get_xscale() == "linear"
     texts = [text.get_text() for text in axes.texts]
-    assert texts == ["200 ms  (1.05 ×)", "380 ms  (2.00 ×), one round", "limit: both at once, 190 ms"]
+    assert texts == ["200 ms  (1.05 × limit)", "380 ms  (2.00 × limit), one round", "limit: both at once, 190 ms"]
     (line,) = axes.lines
     assert list(line.get_xdata()) == [0.19, 0.19]
 

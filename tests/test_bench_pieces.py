@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lifecycle import MissingExtra
+from lifecycle import LifecycleError
 from lifecycle.bench import pieces, saver, timing
 from lifecycle.bench.model import random_weights
 from lifecycle.bench.packing import Memory, cut
@@ -128,7 +128,7 @@ def test_the_settings_tell_pieces_and_rest(command):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures where there is CUDA")
 def test_without_cuda_there_are_no_pieces_to_measure():
-    with pytest.raises(MissingExtra, match="there is no CUDA device"):
+    with pytest.raises(LifecycleError, match="there is no CUDA device"):
         pieces.measure(Options(0.25))
 
 

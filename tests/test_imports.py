@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 import lifecycle
 from lifecycle import Region, region
+from states.actor import ACTOR
 
 HEAVY = ("torch", "ray", "transformers", "graphviz", "hypothesis", "numpy", "rich", "typer", "psutil", "megatron")
 BLOCKER = """
@@ -57,6 +59,21 @@ def test_missing_command_line_says_what_to_install(package):
 
     assert done.returncode == 2
     assert "actor-lifecycle[cli]" in done.stderr
+
+
+def test_a_benchmark_without_torch_says_what_to_install():
+    """The command line is there, and what it measures is not."""
+    line = "sys.argv = ['lifecycle', 'bench', 'memory', '--gib', '0.01']"
+    done = run(f"{line}\nimport lifecycle.__main__\nlifecycle.__main__.main()", ["torch"])
+
+    assert done.returncode == 2
+    assert "actor-lifecycle[torch]" in done.stderr
+
+
+def test_a_machine_is_short_in_signatures():
+    """help(ActorLifecycle) prints its default."""
+    assert repr(ACTOR) == f"<MachineSpec 'actor': {len(ACTOR.states)} states, {len(ACTOR.rows)} rows>"
+    assert len(inspect.signature(lifecycle.ActorLifecycle.__init__).__str__()) < 800
 
 
 def test_exported_names():

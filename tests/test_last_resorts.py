@@ -9,7 +9,16 @@ import torch
 from attrs import evolve
 from scenarios import assert_equal_weights, engine, load_noise, make_actor, make_busy, train, weights_of
 
-from lifecycle import ActorLifecycle, Faulted, LifecycleError, MissingExtra, RanksDisagree, TransitionRefused
+from lifecycle import (
+    ActorLifecycle,
+    Faulted,
+    LifecycleError,
+    ManifestError,
+    MissingExtra,
+    NotBroughtBack,
+    RanksDisagree,
+    TransitionRefused,
+)
 from lifecycle.testing.injection import Injected, failing
 
 
@@ -235,7 +244,8 @@ def test_copy_that_stops_half_way_is_no_copy():
 
 
 def test_close_tells_what_it_could_not_bring_back(tmp_path):
-    """Closing a faulted actor does what it can; what fails is told in the journal."""
+    """Closing a faulted actor does what it can, and what fails is told in the journal. Without its weights it is closed
+    only by force."""
     actor, _, _ = busy()
     actor.sleep()
     with failing(actor, {"restore_rest", "pause_resumed"}), pytest.raises(LifecycleError):
@@ -246,11 +256,59 @@ def test_close_tells_what_it_could_not_bring_back(tmp_path):
 
     actor._world._bring_slot = broken
     actor._world.adapter.reload_groups = broken
-    actor.close()
+    with pytest.raises(NotBroughtBack, match=r"trained: gone.*close\(force=True\)"):
+        actor.close()
+    assert actor.state.name == "FAULTED"
+    actor.close(force=True)
+    assert actor.state.name == "CLOSED"
 
     notes = [record.note for record in actor.journal if record.kind == "note"]
     assert any("not brought back: gone" in note for note in notes)
     assert any("groups not brought back: gone" in note for note in notes)
+
+
+def cast(model):
+    model.half()
+
+
+def rebind(model):
+    model.head.weight.data = model.head.weight.data.clone()
+
+
+@pytest.mark.parametrize("change", [cast, rebind])
+@pytest.mark.parametrize("away", [ActorLifecycle.sleep, lambda actor: actor.switch("ref")], ids=["sleep", "switch"])
+def test_close_refuses_a_model_that_its_weights_do_not_fit_any_more(change, away):
+    """Nothing is lost: as often as it is asked, its weights stay in their copies, until they are given up by force."""
+    actor, model, _ = busy()
+    away(actor)
+    state = str(actor.state)
+    with actor.weights("actor") as views:
+        expected = {name: view.clone() for name, view in views.items()}
+    change(model)
+
+    for _ in range(2):
+        with pytest.raises(ManifestError, match=r"weights\(tag\).*close\(force=True\)"):
+            actor.close()
+        assert str(actor.state) == state
+        with actor.weights("actor") as views:
+            assert all(torch.equal(view, expected[name]) for name, view in views.items())
+    actor.close(force=True)
+    assert actor.state.name == "CLOSED"
+
+
+def test_close_of_a_faulted_actor_tells_that_a_copy_is_gone():
+    """There is nothing to bring back from: that is no reason to end as if all were well."""
+    actor, _, _ = busy()
+    actor.sleep()
+    with failing(actor, {"restore_rest", "pause_resumed"}), pytest.raises(LifecycleError):
+        actor.wake_up()
+    lost = actor.facts.version_of("actor").parts["trained"]
+    actor._world.buffers.pop(lost)
+
+    with pytest.raises(NotBroughtBack, match="trained: there is no copy of it any more"):
+        actor.close()
+    actor.close(force=True)
+    assert actor.state.name == "CLOSED"
 
 
 def test_sync_whose_undoing_fails_is_a_fault():

@@ -152,7 +152,11 @@ class PlainAdapter:
         problems = [] if same(self._attached, found) else list(changes(self._attached, _by_name(found)))
         problems += self._step_changes()
         if problems:
-            advice = "Undo it, or close() this actor and attach what there is now; waive= attributes that come and go."
+            advice = (
+                "Undo it, or close() this actor and attach what there is now; waive= attributes that come and go. "
+                "While it sleeps or is switched, its weights are in copies alone: read them with weights(tag), then "
+                "close(force=True)."
+            )
             raise ManifestError("the model is not what was attached", problems, advice)
         if self._hooks is not None:
             self._hooks.listen()

@@ -82,7 +82,7 @@ def _write(axes: Any, row: int, bar: Bar, group: Group) -> None:
 
 
 def _label(bar: Bar, group: Group) -> str:
-    times = f"  ({digits(bar.value / group.limit)} ×)" if group.limit else ""
+    times = f"  ({digits(bar.value / group.limit)} × limit)" if group.limit else ""
     return amount(bar.value, group.unit) + times + (f", {bar.note}" if bar.note else "")
 
 

@@ -19,7 +19,7 @@ from lifecycle.bench.machine import machine_facts
 from lifecycle.bench.result import Group, Result, bar
 from lifecycle.bench.subject import Options, device_here
 from lifecycle.bench.timing import Times, Turn, idle, in_turns
-from lifecycle.errors import MissingExtra
+from lifecycle.errors import LifecycleError
 
 _MIB = 1 << 20
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)  # MiB; and all in one
@@ -81,9 +81,9 @@ def _split(nbytes: int) -> dict[str, tuple[int, ...]]:
 
 
 def measure(options: Options) -> Result:
-    """Needs the bytes in host memory and twice on the device. Raises MissingExtra without CUDA or the memory saver."""
+    """Needs the bytes in host memory and twice on the device. Raises LifecycleError without CUDA or memory saver."""
     if (why := saver.missing_saver()) is not None:
-        raise MissingExtra(f"bench pieces ({why})", "torch-memory-saver", "cuda")
+        raise LifecycleError(f"bench pieces measures the memory saver on a CUDA device, and there is none: {why}")
     nbytes = options.nbytes
     host = peers.host_buffer(nbytes)
     link = peers.Link(nbytes, device_here(), host)

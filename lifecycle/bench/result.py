@@ -111,6 +111,11 @@ class Result:
 
 def from_plain(plain: Mapping[str, Any]) -> Result:
     """The result that ``to_plain`` wrote. Raises ValueError where it is not one."""
+    if isinstance(plain, Mapping) and "groups" not in plain:
+        raise ValueError(
+            "this is no result of `lifecycle bench` that has bars; `overhead` is drawn while it is measured, with "
+            "--picture, and `check` not at all"
+        )
     try:
         groups = tuple(_group(group) for group in plain["groups"])
         accepted = tuple(Accepted(**{k: v for k, v in line.items() if k != "ok"}) for line in plain["accepted"])

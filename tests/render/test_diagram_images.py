@@ -141,7 +141,8 @@ def test_a_missing_package_is_named(tmp_path):
     """Without the package the error names the extra, and Mermaid still works."""
     error, texts = run(REFUSE, PATH=str(tmp_path))
 
-    assert error == "MissingExtra drawing images needs 'graphviz': pip install 'actor-lifecycle[diagrams]'"
+    told = "pip install 'actor-lifecycle[diagrams]', or in a clone '.[diagrams]'"
+    assert error == f"MissingExtra drawing images needs 'graphviz': {told}"
     assert texts == "1 ['text/markdown']"
 
 
