@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -13,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lifecycle import LifecycleError, MissingExtra
-from lifecycle.bench import commands, timing
-from lifecycle.bench import cores as cores_of
+from lifecycle.bench import commands, pace, timing
 from lifecycle.bench.all import Bench, _run
 from lifecycle.bench.result import Accepted, Bar, Group, Result, by_length, from_plain
 from lifecycle.bench.timing import Times, Took, Turn, in_turns, peak_memory, timed
@@ -257,45 +255,17 @@ def test_turns_rest_before_every_step_and_do_not_time_it(monkeypatch):
     assert {name: times.done for name, times in found["a"].items()} == {"down": 1.0, "up": 1.0, "again": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("paces", "here", "chosen", "times"),
-    [
-        ({0: 1.0, 1: 1.0, 2: 1.0}, 1, 1, 1.0),  # it is at its best: it stays
-        ({0: 2.0, 1: 1.0, 2: 1.0}, 0, 1, 1.0),  # another one is
-        ({0: 2.0, 1: 1.9, 2: 1.1}, 0, 2, 1.1),  # near enough
-        ({0: 2.0, 1: 1.5, 2: 1.9}, 0, 1, 1.5),  # none is: the nearest
-    ],
-)
-def test_what_is_timed_begins_on_a_core_that_is_not_slowed_down(monkeypatch, paces, here, chosen, times):
-    """And is not bound to it: threads that it starts would be, too."""
-    bound = [{0, 1, 2}]
-    at = [here]
+def test_the_pace_is_told_beside_what_is_timed(monkeypatch):
+    """Times the best so far, of real work; without a rest nothing is measured beside it."""
+    told = iter([1.0, 2.0, 0.5, 1.0])
+    assert 0 < pace.work() < 1
+    monkeypatch.setattr(pace, "work", lambda: next(told))
+    turn = Turn({"down": lambda: None, "up": lambda: None}, at_once=())
 
-    def bind(thread: int, cores: set[int] | list[int]) -> None:
-        bound.append(set(cores))
-        if at[0] not in cores:
-            (at[0],) = cores
-
-    monkeypatch.setattr(cores_of, "pace", lambda: paces[at[0]])
-    monkeypatch.setattr(cores_of, "os", SimpleNamespace(sched_setaffinity=bind))
-    told = cores_of.Cores([0, 1, 2], 1.0).choose()
-
-    assert (at[0], told) == (chosen, times)
-    assert bound[-1] == {0, 1, 2}
-
-
-def test_a_better_core_than_all_before_is_the_measure_from_then_on(monkeypatch):
-    """Nobody knows the best at first. Where the system tells of no cores, the one at hand is taken."""
-    told = iter([1.0, 2.0])
-    monkeypatch.setattr(cores_of, "pace", lambda: next(told))
-    cores = cores_of.Cores([], 2.0)
-
-    assert [cores.choose(), cores.choose()] == [1.0, 2.0]
-
-
-def test_the_pace_is_that_of_real_work():
-    assert 0 < cores_of.pace() < 1
-    assert cores_of.allowed() == sorted(os.sched_getaffinity(0))
+    found = in_turns({"a": turn}, 2, 0.001)
+    assert [took.pace for step in ("down", "up") for took in found["a"][step].rounds] == [1.0, 1.0, 2.0, 2.0]
+    assert [took.pace for took in in_turns({"a": turn}, 1)["a"]["up"].rounds] == [1.0]
+    assert found["a"]["up"].to_plain()["rounds"][0]["pace"] == 2.0
 
 
 def test_a_call_is_done_no_sooner_than_it_returns():

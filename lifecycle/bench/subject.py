@@ -71,7 +71,7 @@ class Subject:
     def bare(self) -> Turn:
         """The backend's own resume and pause of the weights' memory, while the actor sleeps, and nothing beside them.
 
-        Of the same memory that is timed otherwise: how long they take also depends on how it lies in the device.
+        Of the same memory that is timed otherwise, in the same pieces.
         """
         memory = self.actor.memory
         steps = {"wake": partial(memory.resume, Region.WEIGHTS), "sleep": partial(memory.pause, Region.WEIGHTS)}

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from attrs import asdict, define, evolve, field, frozen
 
-from lifecycle.bench.cores import Cores
+from lifecycle.bench.pace import Pace
 
 
 @frozen
 class Took:
     """Seconds of one call: until it ``returned``, and until the device had ``done`` what it was told to do.
 
-    ``pace``: of the core just before, times the best of the run; see ``Cores``.
+    ``pace``: how long a fixed piece of work took just before, times the best of the run; see ``lifecycle.bench.pace``.
     """
 
     returned: float
@@ -88,17 +88,17 @@ def in_turns(turns: Mapping[str, Turn], rounds: int, rest: float = 0.0) -> dict[
     Before each step the device is idle for ``rest`` seconds, which are not timed. Minutes lie between a sleep and a
     wake in use. Behind one another, the wake's copy would share the copy engines with the driver, which clears in the
     background what the sleep gave back: ``scrubSubmitPages``, called by ``pmaFreePages``, in
-    https://github.com/NVIDIA/open-gpu-kernel-modules. ``lifecycle bench pieces`` measures both. Behind the rest a core
-    is chosen that others do not slow down.
+    https://github.com/NVIDIA/open-gpu-kernel-modules. ``lifecycle bench pieces`` measures both. Behind the rest the
+    core's pace is measured.
     """
     took: dict[str, dict[str, list[Took]]] = {name: {step: [] for step in turn.steps} for name, turn in turns.items()}
-    names, cores = list(turns), Cores()
+    names, pace = list(turns), Pace()
     with _no_collections():
         for number in range(rounds):
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 if number == 0 or not turns[name].once:
-                    _take(turns[name], took[name], rest, cores)
+                    _take(turns[name], took[name], rest, pace)
     return {name: {step: Times(tuple(found)) for step, found in steps.items()} for name, steps in took.items()}
 
 
@@ -115,14 +115,14 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _take(turn: Turn, took: Mapping[str, list[Took]], rest: float, cores: Cores) -> None:
+def _take(turn: Turn, took: Mapping[str, list[Took]], rest: float, pace: Pace) -> None:
     turn.before()
     for step, run in turn.steps.items():
         if rest and step not in turn.at_once:
             idle()
             time.sleep(rest)
-            pace = cores.choose()
-            took[step].append(evolve(timed(run), pace=pace))
+            now = pace.now()
+            took[step].append(evolve(timed(run), pace=now))
         else:
             took[step].append(timed(run))
         turn.each(step)
