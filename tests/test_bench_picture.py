@@ -41,6 +41,7 @@ def test_bars_are_as_long_as_their_medians(axes):
 
     assert [bar.get_width() for bar in axes.patches] == [0.2, 0.38]
     assert axes.get_xscale() == "linear"
+    assert len(axes.get_xticks()) == 0
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["200 ms  (1.05 × limit)", "380 ms  (2.00 × limit), one round", "limit: both at once, 190 ms"]
     (line,) = axes.lines
@@ -56,6 +57,8 @@ def test_lengths_are_logarithmic_where_the_shortest_would_vanish(axes):
     start, end = axes.get_xlim()
     assert start < 0.01
     assert end > 6.4
+    assert list(axes.get_xticks()) == pytest.approx([0.01, 0.1, 1, 10, 100])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10.0 ms", "100 ms", "1.00 s", "10.0 s", "100 s"]
 
 
 def test_without_a_limit_there_is_no_line(axes):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lifecycle.bench.machine import machine_in_words
-from lifecycle.bench.result import Bar, Group, Result, amount, digits
+from lifecycle.bench.result import Bar, Group, Result, Unit, amount, digits
 from lifecycle.errors import MissingExtra
 
 SUFFIXES = (".svg", ".png")
@@ -15,6 +16,7 @@ SUFFIXES = (".svg", ".png")
 _COLOURS = {"ours": "#0072B2", "peer": "#B8B8B8", "limit": "#D55E00"}
 _LINE: Any = {"color": "#D55E00", "linewidth": 1.4, "linestyle": (0, (4, 2)), "zorder": 3}
 _ROW, _HEAD, _FOOT = 0.32, 0.75, 0.3  # inches: of a bar, above and below those of a group
+_GREY = "#666666"  # of what explains
 _LOG = 20.0  # from this ratio of longest to shortest on, lengths are logarithmic
 
 
@@ -69,7 +71,7 @@ def _draw_group(axes: Any, group: Group) -> None:
         _write(axes, row, bar, group)
     if group.limit is not None:
         _draw_limit(axes, group, start, end)
-    axes.set_xticks([])
+    _mark_decades(axes, group.unit, start, end)
     axes.minorticks_off()
     axes.tick_params(length=0)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -112,17 +114,26 @@ def _scale(axes: Any, values: Sequence[float]) -> tuple[float, float]:
         axes.set_xscale("log")
         start = least / 3
         end = start * (most / start) ** 1.45
-        axes.set_xlabel("logarithmic", loc="right", fontsize=7.5, color="#666666")
+        axes.set_xlabel("logarithmic", loc="right", fontsize=7.5, color=_GREY)
     else:
         start, end = 0.0, most * 1.45
     axes.set_xlim(start, end)
     return start, end
 
 
+def _mark_decades(axes: Any, unit: Unit, start: float, end: float) -> None:
+    """Where lengths are logarithmic; elsewhere the numbers beside the bars say enough."""
+    decades = []
+    if axes.get_xscale() == "log":
+        decades = [10.0**power for power in range(math.ceil(math.log10(start)), math.floor(math.log10(end)) + 1)]
+        axes.grid(axis="x", color="#E2E2E2", linewidth=0.7, zorder=0)
+        axes.set_axisbelow(True)
+    labels = [amount(value, unit) for value in decades]
+    axes.set_xticks(decades, labels, fontsize=7.5, color=_GREY)
+
+
 def _share(axes: Any, value: float, start: float, end: float) -> float:
     """Where the value is between the ends, 0 to 1."""
-    import math
-
     if axes.get_xscale() == "log":
         return math.log(value / start) / math.log(end / start)
     return (value - start) / (end - start)

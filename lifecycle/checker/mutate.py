@@ -77,6 +77,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a model that was changed asleep is found by the next event instead",
     (
         "effect removed",
+        "close",
+        "check_structure",
+    ): "a model that was changed is found by the copy, and then is a fault",
+    (
+        "effect removed",
         "wake_up",
         "reload_groups",
     ): "awake, groups are up by contract; the design asks for it all the same",
