@@ -358,11 +358,9 @@ class ActorLifecycle(Scopes):
 def _moves(rotate: Iterable[tuple[str, str]] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """(tag, of) pairs in their order. Raises ValueError for what is none."""
     given = tuple(rotate.items() if isinstance(rotate, Mapping) else rotate)
-    moves = tuple(tuple(move) for move in given if not isinstance(move, str))
-    pairs = tuple((move[0], move[1]) for move in moves if len(move) == 2)
-    if len(pairs) < len(given):
+    if any(isinstance(move, str) or len(move) != 2 for move in given):
         raise ValueError(f'rotate takes (tag, of) pairs, like [("old_actor", "actor")], and not {rotate!r}')
-    return pairs
+    return tuple((tag, of) for tag, of in given)
 
 
 def _by_name(engines: RolloutEngine | Sequence[RolloutEngine]) -> dict[str, RolloutEngine]:

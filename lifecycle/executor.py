@@ -43,7 +43,7 @@ class World(Probe, Protocol):
         """Do it. Returns what ``after`` needs to know, and the bytes really moved."""
         ...
 
-    def foresee(self, todo: Iterable[Action]) -> None:
+    def foresee(self, todo: Iterable[Action], facts: Facts) -> None:
         """These actions come soon, if nothing fails before: of what shows nowhere, what takes long may begin now.
 
         Told of the same row again, with more that comes behind them.
@@ -106,7 +106,7 @@ class Executor:
         committed_to = False  # whether a point of no return has been passed
         name, left_open, asked = "", "", asked_once(self.world)
         try:
-            self.world.foresee(_copies_ahead(planned))
+            self.world.foresee(_copies_ahead(planned), self.facts)
             for effect in row.effects:
                 name = effect.name
                 todo = actions(effect, self.facts, call, asked)
@@ -147,7 +147,7 @@ class Executor:
                 if effect.name not in WORK:
                     break
                 if effect.name in _MAPPING:
-                    self.world.foresee(actions(effect, self.facts, call, probe))
+                    self.world.foresee(actions(effect, self.facts, call, probe), self.facts)
                 if not effect.harmless:
                     break
             yield

@@ -227,9 +227,7 @@ class Moving(Looking):
     def _start_stream(self, action: Action, facts: Facts, call: Call) -> Done:
         """Block by block, beside what the caller launches; the row ends when the first block is there."""
         coming, self._coming = self._coming, {}
-        wanted = self.adapter.blocks()
-        blocks = blocks_of(coming, {slot: self._shares_of(slot, wanted) for slot in coming})
-        arrivals = self.backend.start_copy_in(blocks, aside=True)
+        arrivals = self.backend.start_copy_in(self._blocks(coming), aside=True)
         for slot, (part, *_) in coming.items():
             self._landings.expect(slot, part, arrivals)
         self._landings.expect_blocks(arrivals)
@@ -247,15 +245,13 @@ class Moving(Looking):
         elif self._stream_started:
             self.guard_arriving(False)
 
-    def first_block(self, coming: Iterable[Action]) -> list[Incoming]:
-        """What ``_start_stream`` will ask for first after these, to be checked then."""
-        wanted, block = self.adapter.blocks(), []
-        for action in coming:
-            assert action.slot is not None
-            assert action.part is not None
-            if action.nbytes and (names := self._shares_of(action.slot, wanted).get(0)):
-                block.append(Incoming(action.slot, self.buffers[action.part], action.nbytes, frozenset(names)))
-        return block
+    def first_block(self, parts: Iterable[Part]) -> list[Incoming]:
+        """What ``_start_stream`` asks for first where these come; what it has checked is not in it."""
+        return self._blocks({part.slot: (part, self.buffers[part.id], ()) for part in parts if part.nbytes})[0]
+
+    def _blocks(self, coming: Mapping[Slot, Coming]) -> list[list[Incoming]]:
+        wanted = self.adapter.blocks()
+        return blocks_of(coming, {slot: self._shares_of(slot, wanted) for slot in coming})
 
     def _shares_of(self, slot: Slot, wanted: Sequence[frozenset[str]]) -> Shares:
         """Worked out once: neither the layout nor the blocks of a model change often."""

@@ -97,14 +97,14 @@ class World(Moving):
 
     # doing
 
-    def foresee(self, todo: Iterable[Action]) -> None:
+    def foresee(self, todo: Iterable[Action], facts: Facts) -> None:
         coming = []
         with suppress(Exception):  # what stands in the way, the effect itself will raise
             for action in todo:  # weights first: the backend may begin with one region alone
                 if action.do == "resume" and action.region is not None:
                     self.backend.begin_resume(action.region)
-                elif action.do == "copy_in" and action.streamed:
-                    coming.append(action)
+                elif action.streamed and action.part is not None:
+                    coming.append(facts.parts[action.part])
             if coming:
                 self.backend.begin_copy_in(self.first_block(coming))
 
@@ -123,7 +123,7 @@ class World(Moving):
             self._try_to(partial(self.guard_arriving, False))
 
     def _try_to(self, act: Callable[[], None]) -> None:
-        """What the row failed with is what the caller must hear."""
+        """What the row ended with is what the caller must hear."""
         try:
             act()
         except Exception as error:

@@ -201,19 +201,16 @@ class DeviceBackend(ABC):
                 stack.enter_context(streams.on(stream))
             if not aside:
                 streams.follow_default(devices)
+            stack.enter_context(streams.ended_on_error(devices))
             flights: list[streams.Flight] = []
-            try:
-                # One after the other: the link is at work from the first block on.
-                for block in blocks:
-                    flights.append(self._fly([self._launch(one) for one in block], devices, checking))
-                    if len(flights) == 1:
-                        for holding in holdings.values():
-                            holding.refuse_moved()  # what is copied to is ours in any case
-                        if any(checking) and len(blocks) > 1:
-                            flights[0].start_check()  # of the first of several nobody has a forward yet
-            except BaseException:
-                streams.wait(streams.marks(devices))
-                raise
+            # One after the other: the link is at work from the first block on.
+            for block in blocks:
+                flights.append(self._fly([self._launch(one) for one in block], devices, checking))
+                if len(flights) == 1:
+                    for holding in holdings.values():
+                        holding.refuse_moved()  # what is copied to is ours in any case
+                    if any(checking) and len(blocks) > 1:
+                        flights[0].start_check()  # of the first of several nobody has a forward yet
         self._flying = [flight for flight in self._flying if not flight.ended()] + flights
         return tuple(flights)
 
@@ -369,6 +366,7 @@ class DeviceBackend(ABC):
             with ExitStack() as stack:
                 for stream in own:
                     stack.enter_context(streams.on(stream))
+                stack.enter_context(streams.ended_on_error(devices))
                 self._fill_with_poison(region)
                 return enqueue(launches, devices)
 

@@ -58,17 +58,10 @@ class Ahead:
 
 
 def enqueue(block: Iterable[Launch], devices: Sequence[torch.device]) -> Marks:
-    """Copies on the current streams of their devices, and what comes behind them there.
-
-    Raises what a copy raises, when those before it have ended.
-    """
-    try:
-        for launch in block:
-            moves.copy_in(launch.runs, launch.host, launch.incoming.nbytes)
-        return streams.marks(devices)
-    except BaseException:
-        streams.wait(streams.marks(devices))
-        raise
+    """Copies on the current streams of their devices, and what comes behind them there."""
+    for launch in block:
+        moves.copy_in(launch.runs, launch.host, launch.incoming.nbytes)
+    return streams.marks(devices)
 
 
 def fly(block: Sequence[Launch], arrived: Marks, checking: Sequence[Stream | None]) -> streams.Flight:

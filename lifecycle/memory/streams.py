@@ -150,6 +150,16 @@ def complete(devices: Sequence[torch.device]) -> Iterator[None]:
         wait(marks(devices))
 
 
+@contextmanager
+def ended_on_error(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Where the inside raises, what it had enqueued on the current streams has ended."""
+    try:
+        yield
+    except BaseException:
+        wait(marks(devices))
+        raise
+
+
 def order(events: Mapping[torch.device, Event]) -> None:
     """What is launched on the current stream of each device from here on comes behind its event."""
     for device, event in events.items():

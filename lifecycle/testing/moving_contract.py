@@ -195,6 +195,34 @@ class MovingContract(ABC):
         backend.start_copy_in([block[:1]], aside=False)[0].wait()
         assert rest["c"].tolist() == [0, 0]
 
+    @pytest.mark.parametrize("taken", ["as begun", "another", "cancelled"])
+    def test_what_was_begun_ahead_shows_nowhere(self, taken: str) -> None:
+        """A resume and a first block may be begun with: what comes is what is asked for then, and nothing else."""
+        backend = self.make()
+        tensors, old, new = self.two_contents(backend)
+        groups = list(self.groups_of().values())
+        names = [groups[0], frozenset[str]().union(*groups[1:])]
+        begun, asked = (
+            [[Incoming(Slot.TRAINED, buffer, buffer.nbytes, block, tuple(sorted(block)))] for block in names]
+            for buffer in (new if taken == "as begun" else old, new)
+        )
+        backend.pause(Region.WEIGHTS)
+
+        backend.begin_resume(Region.WEIGHTS)
+        backend.begin_copy_in(begun[0])
+        assert Region.WEIGHTS not in backend.resident()
+        if taken == "cancelled":
+            backend.cancel_resume()
+            assert Region.WEIGHTS not in backend.resident()
+        backend.resume(Region.WEIGHTS)
+        arrivals = backend.start_copy_in(asked, aside=True)
+
+        for arrival, block in zip(arrivals, names, strict=True):
+            assert arrival.wait() == {Slot.TRAINED: {name: fingerprint(tensors[name]) for name in block}}
+        assert self.differing(backend, tensors, new) == []
+        backend.cancel_resume()
+        assert Region.WEIGHTS in backend.resident()
+
     def test_arrivals_are_seen_by_autograd(self) -> None:
         """A backward through a graph that saved a tensor before it arrived is refused, not silently wrong."""
         backend = self.make()

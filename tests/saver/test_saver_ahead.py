@@ -211,6 +211,9 @@ def incoming(name, buffer=buffer, slot=Slot.TRAINED):
 first, second = [incoming("a")], [incoming("b")]
 other = FakeStore().allocate(layout.nbytes)
 tensor_over(other).fill_(9)
+def begin(block):
+    backend.begin_resume(Region.WEIGHTS)
+    backend.begin_copy_in(block)
 def all_are(value, name):
     return bool((weights[name] == value).all())
 """
@@ -225,8 +228,7 @@ def test_a_block_is_copied_by_the_thread_that_maps_its_memory(world):
 for wait in (False, True):
     go = threading.Event()
     slowly(go)
-    backend.begin_resume(Region.WEIGHTS)
-    backend.begin_copy_in(first)
+    begin(first)
     assert free_bytes() == asleep
     threading.Timer(0.1 if wait else 0, go.set).start()
     backend.resume(Region.WEIGHTS)
@@ -250,8 +252,7 @@ def test_another_block_than_the_one_foreseen_is_copied(world):
         + """
 everything = Incoming(Slot.TRAINED, other, layout.nbytes)
 for asked in ([incoming("a", other)], [incoming("b", other), incoming("a", other)], [everything]):
-    backend.begin_resume(Region.WEIGHTS)
-    backend.begin_copy_in(first)
+    begin(first)
     backend.resume(Region.WEIGHTS)
     backend.start_copy_in([asked], aside=True)
     assert all_are(9, "a") and all_are(0xA5 if len(asked) == 1 and asked[0].names else 9, "b")
@@ -267,8 +268,7 @@ def test_a_cancelled_resume_copies_nothing_more(world):
         + """
 go = threading.Event()
 slowly(go)
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 threading.Timer(0.1, go.set).start()
 backend.cancel_resume()
 assert free_bytes() == asleep and book.state("actor.weights") == "paused"
@@ -285,8 +285,7 @@ def test_a_copy_that_was_not_asked_for_is_forgotten(world):
     world.lives(
         COPYING
         + """
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 backend.resume(Region.WEIGHTS)
 backend.cancel_resume()
 assert Region.WEIGHTS in backend.resident()
@@ -328,8 +327,7 @@ def broken(*_):
     raise OSError("broken")
 
 resume, book._resume = book._resume, broken
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 try:
     backend.resume(Region.WEIGHTS)
 except OSError:
@@ -343,8 +341,7 @@ assert all_are(0xA5, "a")
 backend.pause(Region.WEIGHTS)
 
 copy_in, moves.copy_in = moves.copy_in, broken
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 backend.resume(Region.WEIGHTS)
 moves.copy_in = copy_in
 backend.start_copy_in([first], aside=True)
@@ -359,8 +356,7 @@ def test_poison_lies_under_what_is_copied_ahead(world):
         COPYING
         + """
 backend._poison = 0x5A
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 backend.resume(Region.WEIGHTS)
 assert all_are(3, "a") and all_are(0x5A, "b")
 """
@@ -403,8 +399,7 @@ def test_a_resume_that_is_interrupted_leaves_no_copy_running(world):
         + """
 for mapping, copying in ((0.4, 0.1), (0, 0.4)):
     book._resume, moves.copy_in = slow(resume, mapping), slow(copy_in, copying)
-    backend.begin_resume(Region.WEIGHTS)
-    backend.begin_copy_in(first)
+    begin(first)
     strike(backend.resume, Region.WEIGHTS)
     backend.cancel_resume()
     if Region.WEIGHTS in backend.resident():
@@ -427,16 +422,14 @@ def test_a_cancel_that_is_interrupted_leaves_no_copy_running(world):
 book._resume, moves.copy_in = slow(resume, 0.3), slow(copy_in, 0.3)
 everything = Incoming(Slot.TRAINED, other, layout.nbytes)
 for block, aside in ((None, False), ([incoming("a", other)], True), ([everything], False)):
-    backend.begin_resume(Region.WEIGHTS)
-    backend.begin_copy_in(first)
+    begin(first)
     strike(backend.cancel_resume)
     if block is None:
         strike(backend.cancel_resume)
         backend.cancel_resume()
         assert free_bytes() == asleep and book.state("actor.weights") == "paused"
         continue
-    backend.begin_resume(Region.WEIGHTS)
-    backend.begin_copy_in(block)
+    begin(block)
     backend.resume(Region.WEIGHTS)
     backend.start_copy_in([block], aside)
     time.sleep(0.7)
@@ -462,8 +455,7 @@ moves.copy_in = second_fails
 streams.settle = lambda devices: (log.append("settle"), settle(devices))
 streams.wait = lambda events: (log.append("wait"), wait(events))
 book._pause = lambda pool: (log.append("unmap"), pause(pool))
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in([incoming("a"), incoming("b")])
+begin([incoming("a"), incoming("b")])
 backend.cancel_resume()
 assert log == ["copy", "wait", "settle", "unmap"], log
 """
@@ -482,8 +474,7 @@ second = make("second")
 tensors = {"d": tensor("second.weights", 6)}
 second.adopt(Slot.TRAINED, Region.WEIGHTS, tensors)
 second.pause(Region.WEIGHTS)
-backend.begin_resume(Region.WEIGHTS)
-backend.begin_copy_in(first)
+begin(first)
 def others():
     second.begin_resume(Region.WEIGHTS)
     second.resume(Region.WEIGHTS)
